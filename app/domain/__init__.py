@@ -1,0 +1,1 @@
+"""Values: pydantic, orjson and the standard library only."""

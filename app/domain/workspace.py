@@ -1,0 +1,144 @@
+"""A workspace: a directory with its options and limits."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.alias_generators import to_camel
+
+from app.domain.tool_call import ExecutionMode
+
+READ_MAX_BYTES: Final = 1_000_000
+READ_MAX_LINES: Final = 2_000
+FILE_MAX_BYTES: Final = 10_000_000
+SHOWN_MAX_BYTES: Final = 65_536
+SHOWN_MAX_LINES: Final = 2_000
+CAPTURE_BYTES: Final = 10_000_000
+ENTRY_LIMIT: Final = 2_000
+SHELL_TIMEOUT_MS: Final = 120_000
+SHELL_MAX_TIMEOUT_MS: Final = 3_600_000
+
+Milliseconds = Annotated[int, Field(ge=1, le=86_400_000)]
+Bytes = Annotated[int, Field(ge=256, le=1_000_000_000)]
+Lines = Annotated[int, Field(ge=1, le=10_000_000)]
+
+
+class OptionsModel(BaseModel):
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        validate_by_name=False,
+        validate_by_alias=True,
+        extra="forbid",
+        strict=True,
+        frozen=True,
+    )
+
+
+class ReadOptions(OptionsModel):
+    max_bytes: Bytes = READ_MAX_BYTES
+    max_lines: Lines = READ_MAX_LINES
+    encoding: str | None = None
+    line_numbers: bool = True
+    execution_mode: ExecutionMode = "parallel"
+
+
+class WriteOptions(OptionsModel):
+    max_bytes: Bytes = FILE_MAX_BYTES
+    execution_mode: ExecutionMode = "sequential"
+
+
+class EditOptions(OptionsModel):
+    max_bytes: Bytes = FILE_MAX_BYTES
+    multiple_matches: Literal["error", "first"] = "error"
+    execution_mode: ExecutionMode = "sequential"
+
+
+class BashOptions(OptionsModel):
+    """`timeout` and `max_timeout` are milliseconds; `env` is added to a command's environment."""
+
+    timeout: Milliseconds = SHELL_TIMEOUT_MS
+    max_timeout: Milliseconds = SHELL_MAX_TIMEOUT_MS
+    max_output_bytes: Bytes = SHOWN_MAX_BYTES
+    max_output_lines: Lines = SHOWN_MAX_LINES
+    capture_bytes: Annotated[int, Field(ge=0, le=1_000_000_000)] = CAPTURE_BYTES
+    env: dict[str, str] = Field(default_factory=dict, max_length=256)
+    guard: Literal["auto", "on", "off"] = "auto"
+    execution_mode: ExecutionMode = "sequential"
+
+
+_FLAT: Final = {
+    "maxReadLines": ("read", "maxLines"),
+    "maxReadBytes": ("read", "maxBytes"),
+    "maxBashOutputBytes": ("bash", "maxOutputBytes"),
+    "bashTimeoutMs": ("bash", "timeout"),
+}
+
+
+class WorkspaceOptions(OptionsModel):
+    """Typed and validated options; the flat names of older callers are folded into their groups."""
+
+    containment: Literal["workspace", "unrestricted"] = "workspace"
+    tools: list[str] | None = Field(default=None, max_length=64)
+    read: ReadOptions = ReadOptions()
+    write: WriteOptions = WriteOptions()
+    edit: EditOptions = EditOptions()
+    bash: BashOptions = BashOptions()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fold_flat_names(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        folded = dict(value)
+        for flat, (group, name) in _FLAT.items():
+            if flat in folded:
+                inner = folded.get(group, {})
+                if not isinstance(inner, dict) or name in inner:
+                    continue
+                folded[group] = {**inner, name: folded.pop(flat)}
+        return folded
+
+    def execution_mode(self, tool: str) -> ExecutionMode | None:
+        """Return the mode this workspace gives a tool; None for a tool without options."""
+        group = getattr(self, tool, None) if tool in type(self).model_fields else None
+        mode: ExecutionMode | None = getattr(group, "execution_mode", None)
+        return mode
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the effective options, defaults included."""
+        return self.model_dump(by_alias=True, mode="json")
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        return cls.model_validate(value)
+
+
+class WorkspaceStatus(StrEnum):
+    ACTIVE = "active"
+    DELETING = "deleting"
+    DELETED = "deleted"
+    EXPIRED = "expired"
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """A workspace's row. `root` is the real path; `root_device` and `root_inode` tell when another directory replaced it.
+
+    `options` is what the caller set, as JSON; times are milliseconds since the epoch.
+    """
+
+    id: str
+    owner: str
+    name: str | None
+    root: str
+    root_device: int
+    root_inode: int
+    managed: bool
+    trusted: bool
+    options: WorkspaceOptions
+    metadata: dict[str, Any]
+    status: WorkspaceStatus
+    created_at: int
+    last_used_at: int
+    expires_at: int | None = None

@@ -1,0 +1,80 @@
+"""Where tools touch the world: the seam that runs commands, and the words both of its sides use."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+Tier = Literal["namespace", "landlock", "process"]
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxReport:
+    """What the sandbox really is: its tier and what a caller may expect of it and does not get."""
+
+    tier: Tier
+    missing: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        return {"tier": self.tier, "missing": list(self.missing)}
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """A command to start: `argv[0]` is an absolute path, `env` is the whole environment, stdin is always /dev/null.
+
+    `root_fd` is an open descriptor of the directory to start in; the sandbox duplicates what it keeps.
+    """
+
+    argv: Sequence[str]
+    root_fd: int
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """`exit_code` is None when the process died by `signal` (a number)."""
+
+    exit_code: int | None
+    signal: int | None
+
+
+class ProcessHandle(Protocol):
+    """A running command. `stdout` and `stderr` are non-blocking read ends owned by the handle."""
+
+    pid: int
+    stdout: int
+    stderr: int
+
+    async def wait(self) -> ExitStatus:
+        """Return once the command's own process has exited; its descendants may still live."""
+        ...
+
+    def terminate(self) -> None:
+        """SIGTERM to the command's process group; nothing when it is gone."""
+        ...
+
+    async def kill(self) -> None:
+        """SIGKILL the command and every descendant, whatever it did to escape; return when none lives."""
+        ...
+
+    async def close(self) -> None:
+        """Kill what is left, reap it and close the descriptors. Idempotent."""
+        ...
+
+
+class Sandbox(Protocol):
+    @property
+    def report(self) -> SandboxReport: ...
+
+    async def start(self, spec: ProcessSpec) -> ProcessHandle:
+        """Start a command.
+
+        Raises:
+            ToolError: `sandbox_unavailable`, `limit_exceeded` (no process, descriptor or memory to be had),
+                `not_found` (the root directory does not exist), `unsupported` (no such program).
+        """
+        ...
+
+    async def close(self) -> None:
+        """End every command that still runs and give everything back. Idempotent."""
+        ...

@@ -1,0 +1,307 @@
+"""The storage seam: writes are values that one thread applies in groups, reads are methods.
+
+A write is a use case. `Storage.apply` runs a group of them in one transaction, so that many callers share one fsync;
+each write still succeeds or fails alone. Only a compare-and-set on `(epoch, last_seq)` writes a batch (`Append`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
+
+from app.domain.batch import Batch, BatchStatus, Summary
+from app.domain.events import OutputRow, OutputStream, StoredEvent
+from app.domain.tool_call import CallError, CallRecord, CallStatus, ExecutionMode
+from app.domain.workspace import Workspace, WorkspaceOptions, WorkspaceStatus
+
+T = TypeVar("T")
+
+
+# -- what a write answers ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The write was committed, now or by an earlier attempt whose reply was lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The rows do not allow the write: nothing of it was done.
+
+    `reason`: `not_found`, `gone` (the workspace is not active), `overlap` (another workspace's root is equal to,
+    inside or around this one), `terminal`, `fenced`.
+    """
+
+    reason: str
+
+
+WriteOutcome: TypeAlias = Applied | Refused
+
+
+class StorageError(Exception):
+    """Base of what `Storage` raises."""
+
+
+class OperationalError(StorageError):
+    """The database is away, busy or full: the whole group may be tried again."""
+
+    def __init__(self, message: str, reason: Literal["busy", "full", "connection"]) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class DataError(StorageError):
+    """A value of one write does not fit; trying it again will not help."""
+
+
+class SchemaTooNew(StorageError):
+    """The database was migrated by a newer version of the code."""
+
+
+# -- writes -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CreateWorkspace:
+    """Refused: `overlap`."""
+
+    workspace: Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateWorkspace:
+    """Set the fields that are not None, on an active workspace only. Refused: `not_found`, `gone`.
+
+    `clear_name` and `clear_expiry` set `name` and `expires_at` to null.
+    """
+
+    workspace_id: str
+    name: str | None = None
+    clear_name: bool = False
+    trusted: bool | None = None
+    options: WorkspaceOptions | None = None
+    metadata: Mapping[str, object] | None = None
+    expires_at: int | None = None
+    clear_expiry: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SetWorkspaceStatus:
+    """Move a workspace along active → deleting → deleted (or expired). Refused: `not_found`."""
+
+    workspace_id: str
+    status: WorkspaceStatus
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitBatch:
+    """Store a batch with its calls and event 1 (`batch_start`), and touch `last_used_at` of its workspace.
+
+    The batch row is inserted as given (`epoch` and `last_seq` included). Refused: `not_found`, `gone`.
+    """
+
+    batch: Batch
+    start: StoredEvent
+
+
+@dataclass(frozen=True, slots=True)
+class CallChange:
+    """What an event means for its call; fields that are None are left as they are."""
+
+    call_id: str
+    status: CallStatus
+    started_at: int | None = None
+    finished_at: int | None = None
+    duration_ms: int | None = None
+    result: bytes | None = None
+    error: CallError | None = None
+    hooks: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchChange:
+    """What an event means for its batch; fields that are None are left as they are."""
+
+    status: BatchStatus
+    effective_mode: ExecutionMode | None = None
+    started_at: int | None = None
+    finished_at: int | None = None
+    has_errors: bool | None = None
+    terminate: bool | None = None
+    summary: Summary | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Events `after_seq + 1 …` of one batch and what they mean for batch, calls and output: one transaction.
+
+    The fence is `UPDATE batches SET last_seq = after_seq + len(events) WHERE id AND epoch AND last_seq = after_seq`.
+    No row: when the row reads `(epoch, after_seq + len(events))`, an earlier commit of this write was mine and its
+    reply was lost: Applied. Anything else: Refused `fenced`, and so are later appends of the batch in the group.
+    """
+
+    batch_id: str
+    epoch: int
+    after_seq: int
+    events: Sequence[StoredEvent]
+    output: Sequence[OutputRow] = ()
+    calls: Sequence[CallChange] = ()
+    batch: BatchChange | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimBatch:
+    """Take over a batch: `epoch` becomes `epoch + 1`. Refused: `not_found`, `terminal`, `fenced` (it moved on)."""
+
+    batch_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCancel:
+    """Ask for a batch (`call_id` None) or one call of it to be cancelled; durable, and kept when asked twice.
+
+    Refused: `not_found`, `terminal`.
+    """
+
+    batch_id: str
+    call_id: str | None
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """`token_hash` is the SHA-256 of the token; the token itself is shown once and stored nowhere."""
+
+    id: str
+    name: str
+    token_hash: bytes
+    scopes: tuple[str, ...]
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class CreateKey:
+    key: ApiKey
+
+
+Write: TypeAlias = (
+    CreateWorkspace
+    | UpdateWorkspace
+    | SetWorkspaceStatus
+    | SubmitBatch
+    | Append
+    | ClaimBatch
+    | RequestCancel
+    | CreateKey
+)
+
+
+# -- reads ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """`next_before` continues the list (newest first) after the last item examined; None at the end."""
+
+    items: tuple[T, ...]
+    next_before: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CallFilter:
+    """Conditions are joined by AND; None does not ask. Times are milliseconds since the epoch."""
+
+    workspace_id: str | None = None
+    batch_id: str | None = None
+    tool_name: str | None = None
+    status: CallStatus | None = None
+    error_code: str | None = None
+    tool_call_id: str | None = None
+    since: int | None = None
+    until: int | None = None
+    min_duration_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputExtent:
+    """How many bytes of a stream (or of `combined`) are stored."""
+
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedBatch:
+    """`started`: at least one call was taken up."""
+
+    batch_id: str
+    workspace_id: str
+    started: bool
+
+
+class Storage(Protocol):
+    """Both databases, one set of statements. Every method is a transaction of its own and is called from a thread.
+
+    Raises of every method: OperationalError, DataError.
+    """
+
+    def migrate(self) -> None:
+        """Bring the schema to head under a lock that concurrent starters share.
+
+        Raises:
+            SchemaTooNew: when the database knows a revision that this code does not.
+        """
+        ...
+
+    def ping(self) -> None:
+        """Answer when the database does."""
+        ...
+
+    def apply(self, group: Sequence[Write]) -> list[WriteOutcome]:
+        """Apply a group in one transaction, in order, and return one outcome per write once it is committed.
+
+        Raises:
+            OperationalError: nothing is known of the group; the whole of it may be applied again.
+            DataError: nothing of the group was kept; apply its writes one by one to find the one at fault.
+        """
+        ...
+
+    def workspace(self, workspace_id: str) -> Workspace | None: ...
+
+    def workspaces(self, *, before: str | None, limit: int, owner: str | None = None) -> Page[Workspace]:
+        """Newest first; deleted and expired ones are listed too."""
+        ...
+
+    def workspaces_with_status(self, status: WorkspaceStatus) -> list[Workspace]: ...
+
+    def batch(self, batch_id: str, *, calls: bool = True) -> Batch | None: ...
+
+    def batches(self, workspace_id: str, *, status: BatchStatus | None, before: str | None, limit: int) -> Page[Batch]:
+        """Newest first, without calls."""
+        ...
+
+    def unfinished_batches(self, workspace_id: str | None = None) -> list[UnfinishedBatch]: ...
+
+    def call(self, call_id: str) -> CallRecord | None: ...
+
+    def calls(self, condition: CallFilter, *, before: str | None, limit: int, examine: int = 2000) -> Page[CallRecord]:
+        """Newest first; at most `examine` rows are looked at, so a page may be short and still have a continuation."""
+        ...
+
+    def events(self, batch_id: str, *, after: int, limit: int = 256) -> list[StoredEvent]:
+        """Events with `seq > after`, in order, joined with their output rows."""
+        ...
+
+    def last_seq(self, batch_id: str) -> tuple[int, BatchStatus] | None: ...
+
+    def output_extent(self, call_id: str, stream: OutputStream | None) -> OutputExtent:
+        """None for `stream` is all streams in the order they were read."""
+        ...
+
+    def output(self, call_id: str, stream: OutputStream | None, *, start: int, end: int) -> Iterator[bytes]:
+        """Yield bytes `start … end - 1`, at most 1 MiB at a time, each page a transaction of its own."""
+        ...
+
+    def keys(self) -> list[ApiKey]: ...
+
+    def close(self) -> None: ...
