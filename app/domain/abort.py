@@ -12,7 +12,7 @@ class AbortReason(StrEnum):
     INTERRUPTED = "interrupted"
 
 
-class Aborted(Exception):  # noqa: N818 - what happened, not a fault
+class Aborted(Exception):
     """The call was told to stop before its effect took place."""
 
     def __init__(self, reason: AbortReason) -> None:
@@ -73,7 +73,7 @@ class AbortSignal:
             self._committed = True
 
     def add_callback(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back once on abort (at once when aborted already), in the aborting thread; return how to take it back."""
+        """Call back once on abort, in the aborting thread (at once when aborted); return how to take it back."""
         with self._lock:
             if self._reason is None:
                 self._callbacks.append(callback)

@@ -6,11 +6,9 @@ is looked at here.
 
 import json
 import re
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import orjson
-
-Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
 
 MAX_DEPTH: Final = 64
 _INTEGER_MIN: Final = -(2**63)
@@ -57,7 +55,7 @@ def dump(value: Any) -> bytes:
 def check_depth(value: Any) -> None:
     """Raise JsonValueError when lists and objects nest deeper than `MAX_DEPTH`."""
     level = [value]
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(MAX_DEPTH):
         level = [
             child
             for parent in level

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, TypedDict
 
+import orjson
+
 from app.errors import ErrorCode
 
 ExecutionMode = Literal["parallel", "sequential"]
@@ -139,3 +141,7 @@ class CallRecord:
     duration_ms: int | None
     request_id: str
     cancel_requested_at: int | None = None
+
+    def to_call(self) -> ToolCall:
+        """Return the call as it was accepted."""
+        return ToolCall(self.id, self.index, self.tool_call_id, self.tool_name, orjson.loads(self.arguments))

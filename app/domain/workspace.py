@@ -123,7 +123,7 @@ class WorkspaceStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """A workspace's row. `root` is the real path; `root_device` and `root_inode` tell when another directory replaced it.
+    """A workspace's row. `root` is the real path; its device and inode tell when another directory replaced it.
 
     `options` is what the caller set, as JSON; times are milliseconds since the epoch.
     """

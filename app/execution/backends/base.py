@@ -1,0 +1,34 @@
+"""The backend seam: where a batch runs."""
+
+from typing import Protocol
+
+from app.domain.abort import AbortReason
+from app.domain.batch import Batch
+
+
+class Backend(Protocol):
+    """Runs accepted batches. The batch's row decides what happens to it; a backend only wakes up for it."""
+
+    def submit(self, batch: Batch) -> None:
+        """Take up a batch this process owns (`epoch` and `last_seq` as stored, calls included)."""
+        ...
+
+    def is_local(self, batch_id: str) -> bool:
+        """Whether this process runs or queues the batch now."""
+        ...
+
+    def cancel(self, batch_id: str, call_id: str | None = None) -> None:
+        """Stop a batch or one call of it here; the durable request was stored before."""
+        ...
+
+    async def wait(self, batch_id: str, seconds: float) -> bool:
+        """Wait until a local batch has ended and its end is stored, at most `seconds`; False when it has not."""
+        ...
+
+    async def drain(self, grace: float) -> None:
+        """Let running batches end for `grace` seconds, then interrupt them; return when all have ended."""
+        ...
+
+    def stop_all(self, reason: AbortReason) -> None:
+        """Stop every batch at once."""
+        ...

@@ -1,0 +1,159 @@
+"""The backend in this process: batches wait per workspace in order and are taken up round robin between workspaces."""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from app.domain.abort import AbortReason
+from app.domain.batch import Batch
+from app.execution.executor import BatchControl
+from app.execution.runner import BatchRunner
+
+RUNNING_BATCHES: Final = 64
+RUNNING_BATCHES_PER_WORKSPACE: Final = 16
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Job:
+    """A batch of this process, from its acceptance to its stored end."""
+
+    batch: Batch
+    ended: asyncio.Future[None]
+    control: BatchControl = field(default_factory=BatchControl)
+    running: bool = False
+
+
+class LocalBackend:
+    """Runs batches as tasks it owns.
+
+    Args:
+        runner: runs one batch.
+        running: how many batches run at once.
+        per_workspace: how many of them may be of one workspace, so that no workspace takes all places.
+    """
+
+    def __init__(
+        self,
+        runner: BatchRunner,
+        *,
+        running: int = RUNNING_BATCHES,
+        per_workspace: int = RUNNING_BATCHES_PER_WORKSPACE,
+    ) -> None:
+        self._runner = runner
+        self._limit = running
+        self._per_workspace = per_workspace
+        self._jobs: dict[str, _Job] = {}
+        self._queues: dict[str, deque[_Job]] = {}
+        self._turns: deque[str] = deque()
+        self._running: dict[str, int] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._places = 0
+
+    @property
+    def queued(self) -> int:
+        """How many batches wait for a place."""
+        return sum(len(queue) for queue in self._queues.values())
+
+    @property
+    def running(self) -> int:
+        """How many batches run."""
+        return len(self._tasks)
+
+    def submit(self, batch: Batch) -> None:
+        job = _Job(batch, asyncio.get_running_loop().create_future())
+        self._jobs[batch.id] = job
+        if batch.workspace_id not in self._queues:
+            self._queues[batch.workspace_id] = deque()
+            self._turns.append(batch.workspace_id)
+        self._queues[batch.workspace_id].append(job)
+        self._take_up()
+
+    def is_local(self, batch_id: str) -> bool:
+        return batch_id in self._jobs
+
+    def cancel(self, batch_id: str, call_id: str | None = None) -> None:
+        job = self._jobs.get(batch_id)
+        if job is None:
+            return
+        if call_id is not None:
+            job.control.cancel_call(call_id)
+            return
+        self._stop(job, AbortReason.CANCELLED)
+
+    async def wait(self, batch_id: str, seconds: float) -> bool:
+        job = self._jobs.get(batch_id)
+        if job is None:
+            return True
+        await asyncio.wait([job.ended], timeout=seconds)
+        return job.ended.done()
+
+    async def drain(self, grace: float) -> None:
+        if self._jobs and grace > 0:
+            await asyncio.wait([job.ended for job in self._jobs.values()], timeout=grace)
+        self.stop_all(AbortReason.INTERRUPTED)
+        if self._jobs:
+            await asyncio.wait([job.ended for job in self._jobs.values()])
+
+    def stop_all(self, reason: AbortReason) -> None:
+        for job in list(self._jobs.values()):
+            self._stop(job, reason)
+
+    def _stop(self, job: _Job, reason: AbortReason) -> None:
+        job.control.abort(reason)
+        if not job.running:
+            # It only has ends to write, so it needs no place: a full service can still be told to stop.
+            queue = self._queues[job.batch.workspace_id]
+            queue.remove(job)
+            self._start(job, takes_place=False)
+
+    def _take_up(self) -> None:
+        """Start what there is room for, one batch a turn and workspace."""
+        for _ in range(len(self._turns)):
+            if self._places >= self._limit:
+                return
+            workspace_id = self._turns[0]
+            queue = self._queues[workspace_id]
+            if queue and self._running.get(workspace_id, 0) < self._per_workspace:
+                self._start(queue.popleft(), takes_place=True)
+            if queue:
+                self._turns.rotate(-1)
+            else:
+                self._turns.popleft()
+                del self._queues[workspace_id]
+
+    def _start(self, job: _Job, *, takes_place: bool) -> None:
+        job.running = True
+        workspace_id = job.batch.workspace_id
+        if takes_place:
+            self._places += 1
+            self._running[workspace_id] = self._running.get(workspace_id, 0) + 1
+        task = asyncio.create_task(self._run(job), name=f"batch {job.batch.id}")
+        self._tasks.add(task)
+        task.add_done_callback(lambda done: self._done(done, job, takes_place=takes_place))
+
+    async def _run(self, job: _Job) -> None:
+        with structlog.contextvars.bound_contextvars(batch_id=job.batch.id, request_id=job.batch.request_id):
+            await self._runner.run(job.batch, job.control)
+
+    def _done(self, task: asyncio.Task[None], job: _Job, *, takes_place: bool) -> None:
+        self._tasks.discard(task)
+        self._jobs.pop(job.batch.id, None)
+        if not job.ended.done():
+            job.ended.set_result(None)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _log.error("batch_runner_failed", batch_id=job.batch.id, exc_info=error)
+        if takes_place:
+            self._places -= 1
+            workspace_id = job.batch.workspace_id
+            left = self._running[workspace_id] - 1
+            if left:
+                self._running[workspace_id] = left
+            else:
+                del self._running[workspace_id]
+        self._take_up()

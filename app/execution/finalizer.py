@@ -1,0 +1,62 @@
+"""Ending a batch that nobody runs: one function for recovery, for a lost row and for a batch another process left."""
+
+import structlog
+
+from app.domain.abort import AbortReason
+from app.domain.batch import Batch, BatchStatus
+from app.domain.tool_call import CallRecord, CallStatus, Outcome
+from app.errors import Fenced
+from app.events.batch_writer import BatchWriter
+from app.execution.executor import not_started, stopped, summarize
+from app.storage.base import Applied, ClaimBatch, Storage
+from app.storage.read_pool import ReadPool
+from app.storage.record_writer import RecordWriter
+
+_log = structlog.get_logger(__name__)
+
+
+class Finalizer:
+    """Claims and ends batches. A claim raises the epoch, so whoever wrote the batch before no longer can."""
+
+    def __init__(self, storage: Storage, reads: ReadPool, records: RecordWriter) -> None:
+        self._storage = storage
+        self._reads = reads
+        self._records = records
+
+    async def claim(self, batch_id: str) -> Batch | None:
+        """Take a batch over and return it with its calls; None when it is terminal or somebody else was quicker."""
+        batch = await self._reads.run(self._storage.batch, batch_id)
+        if batch is None or batch.status.terminal:
+            return None
+        if not isinstance(await self._records.write(ClaimBatch(batch_id, batch.epoch)), Applied):
+            return None
+        return await self._reads.run(self._storage.batch, batch_id)
+
+    async def finalize(self, batch: Batch, reason: AbortReason) -> None:
+        """End a claimed batch that nothing runs; return once its end is stored."""
+        writer = BatchWriter(batch, self._records, capture_bytes=lambda _tool: 0, on_fenced=lambda: None)
+        statuses: list[CallStatus] = []
+        terminate = True
+        for record in batch.calls:
+            if record.status.terminal:
+                statuses.append(record.status)
+                continue
+            outcome = _outcome(record, reason)
+            writer.call_ended(record.to_call(), outcome)
+            statuses.append(outcome.status)
+            terminate = False
+        status = BatchStatus.CANCELLED if reason is AbortReason.CANCELLED else BatchStatus.INTERRUPTED
+        mode = batch.effective_mode or batch.execution_mode
+        has_errors = any(status is not CallStatus.SUCCEEDED for status in statuses)
+        try:
+            await writer.batch_ended(
+                status, summarize(statuses), mode, has_errors=has_errors, terminate=terminate and batch.terminate
+            )
+        except Fenced:
+            _log.warning("batch_fenced", batch_id=batch.id)
+
+
+def _outcome(record: CallRecord, reason: AbortReason) -> Outcome:
+    if record.status is CallStatus.RUNNING:
+        return stopped(reason, started=True)
+    return not_started(reason)

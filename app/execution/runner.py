@@ -1,0 +1,122 @@
+"""One batch's life: build the workspace's tools, run the executor, close the batch. Backends call it, nobody else."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import structlog
+
+from app.domain.abort import AbortReason
+from app.domain.batch import Batch, BatchStatus
+from app.domain.workspace import Workspace
+from app.errors import Fenced
+from app.events.batch_writer import BatchWriter
+from app.execution.executor import BatchControl, Execution, Executor, effective_mode
+from app.execution.finalizer import Finalizer
+from app.hooks.base import HookChain
+from app.storage.base import Storage
+from app.storage.read_pool import ReadPool
+from app.storage.record_writer import RecordWriter
+from app.tools.base import AgentTool
+
+_log = structlog.get_logger(__name__)
+
+
+class ToolFactory(Protocol):
+    """Makes the tools of a workspace for one batch."""
+
+    def __call__(
+        self, workspace: Workspace, names: frozenset[str], output_url: Callable[[str], str | None]
+    ) -> Mapping[str, AgentTool]:
+        """Return every tool of the workspace by name; `output_url` gives a URL for a caller's call id."""
+        ...
+
+
+class BatchRunner:
+    """Runs batches this process owns; each exactly once, to exactly one terminal status.
+
+    Args:
+        capture_bytes: how many bytes of a tool's output are kept, for a workspace and a tool's name.
+    """
+
+    def __init__(
+        self,
+        *,
+        storage: Storage,
+        reads: ReadPool,
+        records: RecordWriter,
+        finalizer: Finalizer,
+        hooks: HookChain,
+        tools: ToolFactory,
+        capture_bytes: Callable[[Workspace, str], int],
+    ) -> None:
+        self._storage = storage
+        self._reads = reads
+        self._records = records
+        self._finalizer = finalizer
+        self._hooks = hooks
+        self._tools = tools
+        self._capture_bytes = capture_bytes
+
+    async def run(self, batch: Batch, control: BatchControl, workspace: Workspace | None = None) -> None:
+        """Run one batch to its end and return when that is stored.
+
+        A batch that another owner has taken over is stopped and left to it.
+        """
+        if workspace is None:
+            workspace = await self._reads.run(self._storage.workspace, batch.workspace_id)
+        if workspace is None:  # the foreign key forbids it
+            raise LookupError(f"batch {batch.id} has no workspace")
+        owner = workspace
+        writer = BatchWriter(
+            batch,
+            self._records,
+            capture_bytes=lambda tool: self._capture_bytes(owner, tool),
+            on_fenced=lambda: control.abort(AbortReason.INTERRUPTED),
+        )
+        try:
+            await self._run(batch, workspace, control, writer)
+        except Fenced:
+            _log.warning("batch_fenced", batch_id=batch.id)
+            if writer.failure is not None and not isinstance(writer.failure, Fenced):
+                # A row could not be stored and the batch is still this process's: it must end all the same.
+                claimed = await self._finalizer.claim(batch.id)
+                if claimed is not None:
+                    await self._finalizer.finalize(claimed, AbortReason.INTERRUPTED)
+
+    async def _run(self, batch: Batch, workspace: Workspace, control: BatchControl, writer: BatchWriter) -> None:
+        calls = [record.to_call() for record in batch.calls]
+        urls = {call.tool_call_id: f"/v1/calls/{call.id}/output" for call in calls}
+        tools = self._tools(workspace, frozenset(call.tool_name for call in calls), urls.get)
+        mode = effective_mode(batch.execution_mode, tools, calls)
+        executor = Executor(
+            workspace=workspace, batch=batch, tools=tools, hooks=self._hooks, sink=writer, control=control
+        )
+        timer: asyncio.TimerHandle | None = None
+        if batch.timeout_ms is not None:
+            timer = asyncio.get_running_loop().call_later(batch.timeout_ms / 1000, control.abort, AbortReason.TIMEOUT)
+        try:
+            execution = await executor.run(calls, mode, batch.on_error)
+        finally:
+            if timer is not None:
+                timer.cancel()
+        await writer.batch_ended(
+            _status(control, execution),
+            execution.summary,
+            mode,
+            has_errors=execution.has_errors,
+            terminate=execution.terminate,
+        )
+
+
+def _status(control: BatchControl, execution: Execution) -> BatchStatus:
+    # A stop that came after the last call had its result changed nothing: the batch is complete.
+    stopped = any(
+        outcome.error is not None and outcome.error.code.value in {"cancelled", "interrupted"}
+        for outcome in execution.outcomes
+    )
+    if control.reason is AbortReason.CANCELLED and stopped:
+        return BatchStatus.CANCELLED
+    if control.reason is AbortReason.INTERRUPTED and stopped:
+        return BatchStatus.INTERRUPTED
+    return BatchStatus.COMPLETED

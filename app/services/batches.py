@@ -1,0 +1,284 @@
+"""Batches: the use cases around submitting, waiting for, following and cancelling them."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from app.domain.abort import AbortReason
+from app.domain.batch import Batch, BatchStatus, OnDisconnect, OnError, Summary
+from app.domain.clock import now_ms
+from app.domain.events import EventType, OutputStream, StoredEvent
+from app.domain.ids import new_id
+from app.domain.tool_call import CallRecord, CallStatus, ExecutionMode
+from app.errors import NoSpace, NotFound, Overloaded, WorkspaceGone
+from app.events.frames import event_json
+from app.events.log import EventLog, Updates
+from app.execution.backends.base import Backend
+from app.storage.base import Applied, CallFilter, Page, Refused, RequestCancel, Storage, SubmitBatch, WriteOutcome
+from app.storage.read_pool import ReadPool
+from app.storage.record_writer import RecordWriter
+
+QUEUED_BATCHES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class CallRequest:
+    """A call as a caller sends it; `arguments` is any JSON value and unchecked here."""
+
+    tool_call_id: str | None
+    name: str
+    arguments: Any
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """A batch as a caller sends it, its envelope checked: 1 to 64 calls, unique ids."""
+
+    calls: tuple[CallRequest, ...]
+    execution_mode: ExecutionMode = "parallel"
+    on_error: OnError = "continue"
+    on_disconnect: OnDisconnect = "continue"
+    timeout_ms: int | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class BatchService:
+    """Submits batches and answers for them. An `owner` of None sees everything."""
+
+    def __init__(
+        self, *, storage: Storage, reads: ReadPool, records: RecordWriter, log: EventLog, backend: Backend
+    ) -> None:
+        self._storage = storage
+        self._reads = reads
+        self._records = records
+        self._log = log
+        self._backend = backend
+        self.draining = False
+
+    async def submit(self, workspace_id: str, request: BatchRequest, *, owner: str, request_id: str) -> Batch:
+        """Accept a batch: once this returns it is stored, and it will end.
+
+        Raises:
+            NotFound, WorkspaceGone: there is no such workspace, or it was deleted or expired.
+            Overloaded: the service is draining or its queues are full.
+            NoSpace: the disk under the database is full.
+            StorageUnavailable: the database did not answer.
+        """
+        if self.draining:
+            raise Overloaded("the service is shutting down; send the batch again to the next one")
+        if self._records.overloaded:
+            raise Overloaded("too much waits to be stored; send the batch again in a moment")
+        if self._records.full:
+            raise NoSpace("the disk under the database is full; nothing was stored")
+        batch, start = _accepted(workspace_id, request, owner, request_id)
+
+        def take_up(stored: asyncio.Future[WriteOutcome]) -> None:
+            # Not after the await: a caller that goes away meanwhile must not leave an accepted batch lying.
+            if not stored.cancelled() and stored.exception() is None and isinstance(stored.result(), Applied):
+                self._backend.submit(batch)
+
+        stored = self._records.submit(SubmitBatch(batch, start), droppable=True)
+        stored.add_done_callback(take_up)
+        outcome = await asyncio.shield(stored)
+        if isinstance(outcome, Refused):
+            if outcome.reason == "gone":
+                raise WorkspaceGone(f"workspace {workspace_id} was deleted or has expired; its records are kept")
+            raise NotFound(f"there is no workspace {workspace_id}")
+        return batch
+
+    async def get(self, batch_id: str, *, owner: str | None, wait: float = 0) -> Batch:
+        """Return a batch with its calls, after waiting up to `wait` seconds for it to end.
+
+        Raises:
+            NotFound: there is no such batch.
+        """
+        if wait > 0:
+            if self._backend.is_local(batch_id):
+                await self._backend.wait(batch_id, wait)
+            else:
+                await self._log.wait_terminal(batch_id, wait)
+        return await self._batch(batch_id, owner, calls=True)
+
+    async def list(
+        self, workspace_id: str, *, owner: str | None, status: BatchStatus | None, before: str | None, limit: int
+    ) -> Page[Batch]:
+        """Return a workspace's batches, newest first, without their calls.
+
+        Raises:
+            NotFound: there is no such workspace.
+        """
+        workspace = await self._reads.run(self._storage.workspace, workspace_id)
+        if workspace is None or (owner is not None and workspace.owner != owner):
+            raise NotFound(f"there is no workspace {workspace_id}")
+        return await self._reads.run(self._storage.batches, workspace_id, status=status, before=before, limit=limit)
+
+    async def cancel(self, batch_id: str, *, owner: str | None) -> Batch:
+        """Ask for a batch to be cancelled; the request is stored before anything is stopped.
+
+        Return the batch with its calls as it is then; a terminal one is left as it is.
+
+        Raises:
+            NotFound: there is no such batch.
+        """
+        await self._batch(batch_id, owner, calls=False)
+        await self._records.write(RequestCancel(batch_id, None, now_ms()))
+        self._backend.cancel(batch_id)
+        return await self._batch(batch_id, owner, calls=True)
+
+    async def cancel_call(self, call_id: str, *, owner: str | None) -> CallRecord:
+        """Ask for one call to be cancelled and return it as it is then.
+
+        Raises:
+            NotFound: there is no such call.
+        """
+        call = await self.call(call_id, owner=owner)
+        if not call.status.terminal:
+            await self._records.write(RequestCancel(call.batch_id, call_id, now_ms()))
+            self._backend.cancel(call.batch_id, call_id)
+            call = await self.call(call_id, owner=owner)
+        return call
+
+    async def stop_workspace(self, workspace_id: str, seconds: float) -> bool:
+        """Cancel every unfinished batch of a workspace; return whether all have ended within `seconds`."""
+        unfinished = await self._reads.run(self._storage.unfinished_batches, workspace_id)
+        for item in unfinished:
+            await self._records.write(RequestCancel(item.batch_id, None, now_ms()))
+            self._backend.cancel(item.batch_id)
+        ended = [await self._backend.wait(item.batch_id, seconds) for item in unfinished]
+        return all(ended)
+
+    async def call(self, call_id: str, *, owner: str | None) -> CallRecord:
+        """Return one call with its whole result.
+
+        Raises:
+            NotFound: there is no such call.
+        """
+        call = await self._reads.run(self._storage.call, call_id)
+        if call is None:
+            raise NotFound(f"there is no call {call_id}")
+        await self._check_owner(call.workspace_id, owner, f"there is no call {call_id}")
+        return call
+
+    async def calls(
+        self, condition: CallFilter, *, owner: str | None, before: str | None, limit: int
+    ) -> Page[CallRecord]:
+        """Return calls that meet the conditions, newest first."""
+        if condition.workspace_id is not None:
+            await self._check_owner(condition.workspace_id, owner, f"there is no workspace {condition.workspace_id}")
+        return await self._reads.run(self._storage.calls, condition, before=before, limit=limit)
+
+    async def open_events(
+        self, batch_id: str, *, owner: str | None, cursor: int, updates: Updates
+    ) -> AsyncGenerator[bytes, None] | None:
+        """Return the SSE frames after `cursor`; None when `cursor` is the last id there will ever be.
+
+        Raises:
+            NotFound: there is no such batch.
+            InvalidCursor: the cursor is no event id of this batch.
+        """
+        if owner is not None:
+            await self._batch(batch_id, owner, calls=False)
+        return await self._log.open(batch_id, cursor, updates)
+
+    def follow(self, batch: Batch, updates: Updates) -> AsyncGenerator[bytes, None]:
+        """Return the SSE frames of a batch that was just accepted, from the first on."""
+        return self._log.follow(batch.id, 0, updates)
+
+    async def output_extent(self, call: CallRecord, stream: OutputStream | None) -> int:
+        """Return how many bytes of a call's output are stored (None: all streams, in the order they were read)."""
+        extent = await self._reads.run(self._storage.output_extent, call.id, stream)
+        return extent.bytes
+
+    async def output(
+        self, call: CallRecord, stream: OutputStream | None, start: int, end: int
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield bytes `start … end - 1` of a call's captured output."""
+        pieces = self._storage.output(call.id, stream, start=start, end=end)
+        while (piece := await self._reads.run(next, pieces, None)) is not None:
+            yield piece
+
+    def follow_output(self, call: CallRecord, stream: OutputStream | None, start: int) -> AsyncGenerator[bytes, None]:
+        """Yield a call's captured output from `start` on, live, until the call has ended."""
+        return self._log.follow_output(call.batch_id, call.id, stream, start)
+
+    async def drain(self, grace: float) -> None:
+        """Refuse new batches, give running ones `grace` seconds, interrupt the rest; return when all have ended."""
+        self.draining = True
+        await self._backend.drain(grace)
+
+    def abort(self) -> None:
+        """Interrupt every batch now."""
+        self.draining = True
+        self._backend.stop_all(AbortReason.INTERRUPTED)
+
+    async def _batch(self, batch_id: str, owner: str | None, *, calls: bool) -> Batch:
+        batch = await self._reads.run(self._storage.batch, batch_id, calls=calls)
+        if batch is None or (owner is not None and batch.owner != owner):
+            raise NotFound(f"there is no batch {batch_id}")
+        return batch
+
+    async def _check_owner(self, workspace_id: str, owner: str | None, message: str) -> None:
+        if owner is None:
+            return
+        workspace = await self._reads.run(self._storage.workspace, workspace_id)
+        if workspace is None or workspace.owner != owner:
+            raise NotFound(message)
+
+
+def _accepted(workspace_id: str, request: BatchRequest, owner: str, request_id: str) -> tuple[Batch, StoredEvent]:
+    """Return the rows of a new batch and its first event."""
+    at = now_ms()
+    batch_id = new_id("batch")
+    calls = []
+    for index, call in enumerate(request.calls):
+        call_id = new_id("call")
+        calls.append(
+            CallRecord(
+                id=call_id,
+                batch_id=batch_id,
+                workspace_id=workspace_id,
+                index=index,
+                tool_call_id=call.tool_call_id or call_id,
+                tool_name=call.name,
+                arguments=orjson.dumps(call.arguments),
+                status=CallStatus.QUEUED,
+                result=None,
+                error=None,
+                hooks=None,
+                queued_at=at,
+                started_at=None,
+                finished_at=None,
+                duration_ms=None,
+                request_id=request_id,
+            )
+        )
+    batch = Batch(
+        id=batch_id,
+        workspace_id=workspace_id,
+        owner=owner,
+        status=BatchStatus.QUEUED,
+        execution_mode=request.execution_mode,
+        effective_mode=None,
+        on_error=request.on_error,
+        on_disconnect=request.on_disconnect,
+        timeout_ms=request.timeout_ms,
+        metadata=request.metadata or {},
+        has_errors=False,
+        terminate=False,
+        summary=Summary(total=len(calls)),
+        request_id=request_id,
+        created_at=at,
+        epoch=1,
+        last_seq=1,
+        calls=tuple(calls),
+    )
+    members = {
+        "workspaceId": workspace_id,
+        "executionMode": request.execution_mode,
+        "calls": [{"callId": call.id, "toolCallId": call.tool_call_id, "toolName": call.tool_name} for call in calls],
+    }
+    data = event_json(EventType.BATCH_START, 1, at, batch_id, members)
+    return batch, StoredEvent(batch_id, 1, EventType.BATCH_START, None, at, data)
