@@ -42,15 +42,19 @@ class ErrorCode(StrEnum):
 class ToolError(Exception):
     """A tool call failed and the caller can act on it: becomes a result with `isError`, never an HTTP error.
 
-    `message` is for a model or a person and says what to do next; `details` is for a program and may carry everything
-    a successful result would.
+    `message` is for a model or a person and says what to do next: the text of the result. `details` is for a program
+    and may carry everything a successful result would. `summary` is one sentence for `error.message`, for a call whose
+    message is long because it carries output.
     """
 
-    def __init__(self, code: ErrorCode, message: str, details: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, code: ErrorCode, message: str, details: Mapping[str, Any] | None = None, *, summary: str | None = None
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.details = dict(details or {})
+        self.summary = message if summary is None else summary
 
 
 class AppError(Exception):
@@ -101,6 +105,12 @@ class Conflict(AppError):
     code = "conflict"
 
 
+class PreconditionFailed(AppError):
+    """The file is not the one the caller's condition names. `currentEtag` is its tag now, None when it has none."""
+
+    code = "precondition_failed"
+
+
 class WorkspaceMoved(AppError):
     """Another directory stands where the workspace's root was."""
 
@@ -111,6 +121,10 @@ class WorkspaceGone(AppError):
     """The workspace was deleted or expired; its records are kept."""
 
     code = "workspace_gone"
+
+
+class PayloadTooLarge(AppError):
+    code = "payload_too_large"
 
 
 class Overloaded(AppError):
@@ -129,7 +143,7 @@ class NoSpace(AppError):
     code = "no_space"
 
 
-class Fenced(Exception):  # noqa: N818 - a state, told to the runner, not a fault
+class Fenced(Exception):
     """Another owner writes this batch now (its epoch or last_seq moved on): stop working on it."""
 
 

@@ -1,9 +1,79 @@
 """Fixtures every test may use."""
 
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
+
+from app.storage.sql.storage import SqlStorage
+from tests.support.postgres import URL_VARIABLE, Databases, PostgresServer
+
+MIGRATED = f"toolcrib_migrated_{os.getpid()}"
 
 
 @pytest.fixture
 def anyio_backend() -> str:
     """The service runs on asyncio alone."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def postgres_databases() -> Iterator[Databases]:
+    """Databases on a real Postgres: the one the environment names, or a server of this process's own."""
+    given = os.environ.get(URL_VARIABLE)
+    if given:
+        yield Databases(given)
+        return
+    with PostgresServer() as server:
+        yield Databases(server.url)
+
+
+@pytest.fixture(scope="session")
+def migrated_postgres(postgres_databases: Databases) -> Iterator[str]:
+    """The name of a migrated database that others are copied from."""
+    with postgres_databases.fresh(name=MIGRATED) as url:
+        storage = SqlStorage(url)
+        storage.migrate()
+        storage.close()
+        yield MIGRATED
+
+
+@pytest.fixture
+def postgres_url(postgres_databases: Databases) -> Iterator[str]:
+    """The URL of an empty database."""
+    with postgres_databases.fresh() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite file that others are copied from."""
+    file = tmp_path_factory.mktemp("migrated") / "toolcrib.db"
+    storage = SqlStorage(file)
+    storage.migrate()
+    storage.close()
+    return file
+
+
+@pytest.fixture
+def sqlite_storage(migrated_sqlite: Path, tmp_path: Path) -> Iterator[SqlStorage]:
+    storage = SqlStorage(Path(shutil.copy(migrated_sqlite, tmp_path / "toolcrib.db")))
+    yield storage
+    storage.close()
+
+
+@pytest.fixture
+def postgres_storage(postgres_databases: Databases, migrated_postgres: str) -> Iterator[SqlStorage]:
+    with postgres_databases.fresh(template=migrated_postgres) as url:
+        storage = SqlStorage(url)
+        yield storage
+        storage.close()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def storage(request: pytest.FixtureRequest) -> SqlStorage:
+    """The records in each of the two databases: what holds for one holds for the other."""
+    chosen: SqlStorage = request.getfixturevalue(f"{request.param}_storage")
+    return chosen

@@ -29,6 +29,11 @@ def is_id(value: str, prefix: Prefix) -> bool:
     return head == prefix and _BODY.match(body) is not None
 
 
+def first_id(prefix: Prefix, at: int) -> str:
+    """Return what no id of this prefix made at `at` (milliseconds since the epoch) or later sorts before."""
+    return f"{prefix}_{_encode(max(0, at) << 80)}"
+
+
 def _uuid7() -> int:
     # RFC 9562 §5.7 with method 3 of §6.2: 12 bits of sub-millisecond time after the version, then 62 random bits.
     # One more than the last value when the clock did not move, so that order within a process is total.

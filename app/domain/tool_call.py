@@ -122,7 +122,11 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """A call and all that is known of it. Times are milliseconds since the epoch; `result` is the stored JSON text."""
+    """A call and all that is known of it. Times are milliseconds since the epoch; `result` is the stored JSON text.
+
+    `arguments_bytes` and `result_bytes` are the stored sizes, set by reads. A read with a budget may leave the texts
+    themselves out: `arguments` is then empty and `result` None while the size is not 0.
+    """
 
     id: str
     batch_id: str
@@ -141,6 +145,8 @@ class CallRecord:
     duration_ms: int | None
     request_id: str
     cancel_requested_at: int | None = None
+    arguments_bytes: int = field(default=0, compare=False)
+    result_bytes: int = field(default=0, compare=False)
 
     def to_call(self) -> ToolCall:
         """Return the call as it was accepted."""

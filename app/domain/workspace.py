@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from app.domain.tool_call import ExecutionMode
@@ -19,9 +19,16 @@ ENTRY_LIMIT: Final = 2_000
 SHELL_TIMEOUT_MS: Final = 120_000
 SHELL_MAX_TIMEOUT_MS: Final = 3_600_000
 
-Milliseconds = Annotated[int, Field(ge=1, le=86_400_000)]
-Bytes = Annotated[int, Field(ge=256, le=1_000_000_000)]
-Lines = Annotated[int, Field(ge=1, le=10_000_000)]
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+# JSON has one kind of number: 5.0 is an integer to a JSON Schema, and what some languages write for 5.
+WHOLE: Final = BeforeValidator(_whole)
+Milliseconds = Annotated[int, Field(ge=1, le=86_400_000), WHOLE]
+Bytes = Annotated[int, Field(ge=256, le=1_000_000_000), WHOLE]
+Lines = Annotated[int, Field(ge=1, le=10_000_000), WHOLE]
 
 
 class OptionsModel(BaseModel):
@@ -49,8 +56,12 @@ class WriteOptions(OptionsModel):
 
 
 class EditOptions(OptionsModel):
+    """`match` is for calls that do not say; `fuzzy` lets a text that is not there match what looks like it."""
+
     max_bytes: Bytes = FILE_MAX_BYTES
     multiple_matches: Literal["error", "first"] = "error"
+    match: Literal["sequential", "original"] = "sequential"
+    fuzzy: bool = False
     execution_mode: ExecutionMode = "sequential"
 
 
@@ -61,10 +72,22 @@ class BashOptions(OptionsModel):
     max_timeout: Milliseconds = SHELL_MAX_TIMEOUT_MS
     max_output_bytes: Bytes = SHOWN_MAX_BYTES
     max_output_lines: Lines = SHOWN_MAX_LINES
-    capture_bytes: Annotated[int, Field(ge=0, le=1_000_000_000)] = CAPTURE_BYTES
+    capture_bytes: Annotated[int, Field(ge=0, le=1_000_000_000), WHOLE] = CAPTURE_BYTES
     env: dict[str, str] = Field(default_factory=dict, max_length=256)
     guard: Literal["auto", "on", "off"] = "auto"
     execution_mode: ExecutionMode = "sequential"
+
+
+class PowerShellOptions(BashOptions):
+    """The same as for bash."""
+
+
+class ListingOptions(OptionsModel):
+    """For grep, find and ls. `limit` is how many matches or entries a call shows that does not say."""
+
+    limit: Lines = ENTRY_LIMIT
+    max_output_bytes: Bytes = SHOWN_MAX_BYTES
+    execution_mode: ExecutionMode = "parallel"
 
 
 _FLAT: Final = {
@@ -84,6 +107,10 @@ class WorkspaceOptions(OptionsModel):
     write: WriteOptions = WriteOptions()
     edit: EditOptions = EditOptions()
     bash: BashOptions = BashOptions()
+    powershell: PowerShellOptions = PowerShellOptions()
+    grep: ListingOptions = ListingOptions()
+    find: ListingOptions = ListingOptions()
+    ls: ListingOptions = ListingOptions()
 
     @model_validator(mode="before")
     @classmethod

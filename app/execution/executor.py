@@ -385,7 +385,7 @@ def from_tool_error(error: ToolError) -> Outcome:
     """Return the outcome of a ToolError: `cancelled` when it says so, else `failed`."""
     status = CallStatus.CANCELLED if error.code is ErrorCode.CANCELLED else CallStatus.FAILED
     result = ToolResult(text_content(error.message), error.details, is_error=True)
-    return Outcome(status, result, CallError(error.code, error.message))
+    return Outcome(status, result, CallError(error.code, error.summary))
 
 
 def skipped(message: str, code: ErrorCode = ErrorCode.SKIPPED) -> Outcome:

@@ -4,8 +4,9 @@ A write is a use case. `Storage.apply` runs a group of them in one transaction, 
 each write still succeeds or fails alone. Only a compare-and-set on `(epoch, last_seq)` writes a batch (`Append`).
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from app.domain.batch import Batch, BatchStatus, Summary
@@ -43,11 +44,16 @@ class StorageError(Exception):
 
 
 class OperationalError(StorageError):
-    """The database is away, busy or full: the whole group may be tried again."""
+    """The database is away, busy or full: the whole group may be tried again.
 
-    def __init__(self, message: str, reason: Literal["busy", "full", "connection"]) -> None:
+    `in_doubt` is true when the connection was lost after COMMIT had been sent: the group may be in the database, and
+    only applying it again tells. Otherwise nothing of it was kept.
+    """
+
+    def __init__(self, message: str, reason: Literal["busy", "full", "connection"], *, in_doubt: bool = False) -> None:
         super().__init__(message)
         self.reason = reason
+        self.in_doubt = in_doubt
 
 
 class DataError(StorageError):
@@ -87,7 +93,10 @@ class UpdateWorkspace:
 
 @dataclass(frozen=True, slots=True)
 class SetWorkspaceStatus:
-    """Move a workspace along active → deleting → deleted (or expired). Refused: `not_found`."""
+    """Move a workspace along active → deleting → deleted (or expired); asking for what it is already is Applied.
+
+    Refused: `not_found`, `gone` (it would go backwards).
+    """
 
     workspace_id: str
     status: WorkspaceStatus
@@ -137,7 +146,9 @@ class Append:
 
     The fence is `UPDATE batches SET last_seq = after_seq + len(events) WHERE id AND epoch AND last_seq = after_seq`.
     No row: when the row reads `(epoch, after_seq + len(events))`, an earlier commit of this write was mine and its
-    reply was lost: Applied. Anything else: Refused `fenced`, and so are later appends of the batch in the group.
+    reply was lost: Applied. It may also read the end of a later append of the same group that follows this one without
+    a gap, since one group is one transaction. Anything else: Refused `fenced`, and so are later appends of the batch
+    in the group.
     """
 
     batch_id: str
@@ -151,17 +162,22 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class ClaimBatch:
-    """Take over a batch: `epoch` becomes `epoch + 1`. Refused: `not_found`, `terminal`, `fenced` (it moved on)."""
+    """Take over a batch: `epoch` becomes `epoch + 1`. Refused: `not_found`, `terminal`, `fenced` (it moved on).
+
+    `token` tells this claim from another one of the same epoch, so that a claim whose reply was lost is not taken for
+    somebody else's, nor the other way round. Two claims never share one.
+    """
 
     batch_id: str
     epoch: int
+    token: str = field(default_factory=lambda: os.urandom(12).hex())
 
 
 @dataclass(frozen=True, slots=True)
 class RequestCancel:
     """Ask for a batch (`call_id` None) or one call of it to be cancelled; durable, and kept when asked twice.
 
-    Refused: `not_found`, `terminal`.
+    The first wish stays: `at` of a later one is dropped. Refused: `not_found`, `terminal`.
     """
 
     batch_id: str
@@ -210,7 +226,12 @@ class Page(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class CallFilter:
-    """Conditions are joined by AND; None does not ask. Times are milliseconds since the epoch."""
+    """Conditions are joined by AND; None does not ask. Times are milliseconds since the epoch.
+
+    `owner` is the owner of the call's batch. `since` and `until` (both inclusive) look at `queued_at`. `path` finds
+    calls whose arguments or result name this path as `path`, `file_path` or `relativePath`; `text` those whose
+    arguments or result hold it, letter by letter.
+    """
 
     workspace_id: str | None = None
     batch_id: str | None = None
@@ -221,6 +242,9 @@ class CallFilter:
     since: int | None = None
     until: int | None = None
     min_duration_ms: int | None = None
+    path: str | None = None
+    text: str | None = None
+    owner: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +285,8 @@ class Storage(Protocol):
         """Apply a group in one transaction, in order, and return one outcome per write once it is committed.
 
         Raises:
-            OperationalError: nothing is known of the group; the whole of it may be applied again.
+            OperationalError: the whole of the group may be applied again; what an earlier attempt committed whose
+                reply was lost is then Applied, not done twice. Such a group has to stay together and in order.
             DataError: nothing of the group was kept; apply its writes one by one to find the one at fault.
         """
         ...
@@ -274,7 +299,13 @@ class Storage(Protocol):
 
     def workspaces_with_status(self, status: WorkspaceStatus) -> list[Workspace]: ...
 
-    def batch(self, batch_id: str, *, calls: bool = True) -> Batch | None: ...
+    def batch(self, batch_id: str, *, calls: bool = True, inline: int | None = None) -> Batch | None:
+        """Return a batch; with `calls`, its calls in request order.
+
+        `inline` bounds the bytes of arguments and results that are loaded in all, taken in that order; what does not
+        fit is left out (see CallRecord). None loads everything.
+        """
+        ...
 
     def batches(self, workspace_id: str, *, status: BatchStatus | None, before: str | None, limit: int) -> Page[Batch]:
         """Newest first, without calls."""
@@ -284,12 +315,20 @@ class Storage(Protocol):
 
     def call(self, call_id: str) -> CallRecord | None: ...
 
-    def calls(self, condition: CallFilter, *, before: str | None, limit: int, examine: int = 2000) -> Page[CallRecord]:
-        """Newest first; at most `examine` rows are looked at, so a page may be short and still have a continuation."""
+    def calls(
+        self, condition: CallFilter, *, before: str | None, limit: int, examine: int = 2000, inline: int | None = None
+    ) -> Page[CallRecord]:
+        """Newest first; at most `examine` rows are looked at, so a page may be short and still have a continuation.
+
+        `inline` is as in `batch`.
+        """
         ...
 
     def events(self, batch_id: str, *, after: int, limit: int = 256) -> list[StoredEvent]:
-        """Events with `seq > after`, in order, joined with their output rows."""
+        """Events with `seq > after`, in order, joined with their output rows.
+
+        A page of large events is shorter than `limit`: only an empty one says that there are no more.
+        """
         ...
 
     def last_seq(self, batch_id: str) -> tuple[int, BatchStatus] | None: ...

@@ -26,7 +26,9 @@ def test_valid_json_is_taken_as_it_is(text, value):
     assert value is None or type(parsed) is type(value)
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"{'a': 1}", b'{"a": 1,}', b'"\xff"', b"[1] [2]", b"\xef\xbb\xbf{}", b"nul"])
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"{'a': 1}", b'{"a": 1,}', b'"\xff"', b"[1] [2]", b"\xef\xbb\xbf{}", b"nul"]
+)
 def test_what_is_no_json_is_a_syntax_error(text):
     with pytest.raises(JsonSyntaxError):
         json_codec.parse(text)

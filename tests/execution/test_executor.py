@@ -143,9 +143,7 @@ async def test_refused_calls_end_at_once_with_a_start_and_no_after_hook():
         async def after_tool_call(self, context: AfterContext) -> None:
             after.append(context.call.tool_call_id)
 
-    execution, sink = await run(
-        [("nothing", {}), ("say", {"bad": 1}), ("say", {})], [saying("say")], hooks=[Watch()]
-    )
+    execution, sink = await run([("nothing", {}), ("say", {"bad": 1}), ("say", {})], [saying("say")], hooks=[Watch()])
     assert [outcome.error and outcome.error.code for outcome in execution.outcomes] == [
         ErrorCode.UNKNOWN_TOOL,
         ErrorCode.INVALID_ARGUMENTS,
@@ -174,7 +172,7 @@ async def test_a_call_with_effects_waits_for_its_stored_start_and_a_reading_one_
     tools = [ScriptedTool("look", note), ScriptedTool("change", note, read_only=False)]
     running = asyncio.ensure_future(run([("change", {"n": "change"}), ("look", {"n": "look"})], tools, sink=sink))
     async with asyncio.timeout(5):
-        while ("end", "c1", "succeeded") not in sink.events:
+        while ("end", "c1", "succeeded") not in sink.events:  # noqa: ASYNC110 - the sink only keeps what it is told
             await asyncio.sleep(0)
     assert ran == ["look"]
     sink.stored.set()
@@ -195,14 +193,19 @@ async def test_nothing_with_effects_runs_once_the_batch_has_another_owner():
 
     for mode in ("parallel", "sequential"):
         with pytest.raises(Fenced):
-            await run([("change", {})] * 2, [ScriptedTool("change", note, read_only=False)], mode=mode, sink=FencedSink())  # type: ignore[arg-type]
+            await run(
+                [("change", {})] * 2, [ScriptedTool("change", note, read_only=False)], mode=mode, sink=FencedSink()
+            )  # type: ignore[arg-type]
     assert ran == []
 
 
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (lambda: ToolError(ErrorCode.NOT_FOUND, "no such file", {"path": "x"}), (CallStatus.FAILED, ErrorCode.NOT_FOUND)),
+        (
+            lambda: ToolError(ErrorCode.NOT_FOUND, "no such file", {"path": "x"}),
+            (CallStatus.FAILED, ErrorCode.NOT_FOUND),
+        ),
         (lambda: ToolError(ErrorCode.CANCELLED, "Command cancelled"), (CallStatus.CANCELLED, ErrorCode.CANCELLED)),
         (lambda: RuntimeError("secret of the service"), (CallStatus.FAILED, ErrorCode.INTERNAL)),
         (lambda: TimeoutError("of the tool's own"), (CallStatus.FAILED, ErrorCode.INTERNAL)),
@@ -234,9 +237,7 @@ async def test_on_error_stop_skips_what_comes_after_and_keeps_what_ended():
 
 
 async def test_on_error_stop_in_parallel_takes_up_no_further_call_and_finishes_the_taken():
-    execution, sink = await run(
-        [("say", {}), ("nothing", {}), ("say", {})], [saying("say")], on_error="stop"
-    )
+    execution, sink = await run([("say", {}), ("nothing", {}), ("say", {})], [saying("say")], on_error="stop")
     assert [outcome.status.value for outcome in execution.outcomes] == ["succeeded", "failed", "skipped"]
     assert ("start", "c2", "parallel") not in sink.events
 
@@ -251,7 +252,12 @@ async def test_cancel_stops_running_calls_and_starts_no_other():
         raise ToolError(ErrorCode.CANCELLED, "Command cancelled", {"aborted": True, "exitCode": None})
 
     running = asyncio.ensure_future(
-        run([("say", {}), ("wait", {}), ("say", {})], [saying("say"), ScriptedTool("wait", wait)], mode="sequential", control=control)
+        run(
+            [("say", {}), ("wait", {}), ("say", {})],
+            [saying("say"), ScriptedTool("wait", wait)],
+            mode="sequential",
+            control=control,
+        )
     )
     async with asyncio.timeout(5):
         await entered.wait()
@@ -269,7 +275,9 @@ async def test_a_batch_time_out_fails_what_runs_and_skips_the_rest():
         control.abort(AbortReason.TIMEOUT)
         raise Aborted(await signal.wait())
 
-    execution, _ = await run([("wait", {}), ("wait", {})], [ScriptedTool("wait", wait)], mode="sequential", control=control)
+    execution, _ = await run(
+        [("wait", {}), ("wait", {})], [ScriptedTool("wait", wait)], mode="sequential", control=control
+    )
     assert [(outcome.status.value, outcome.error and outcome.error.code.value) for outcome in execution.outcomes] == [
         ("failed", "timeout"),
         ("skipped", "skipped"),

@@ -72,7 +72,9 @@ async def test_the_first_block_wins_and_later_hooks_are_not_asked():
 
 async def test_a_rewrite_is_what_the_next_hook_sees():
     later = Verdict("later")
-    answered = await HookChain([Verdict("rewrite", Rewrite({"path": "b"}, "why")), later]).before(before_context(), valid)
+    answered = await HookChain([Verdict("rewrite", Rewrite({"path": "b"}, "why")), later]).before(
+        before_context(), valid
+    )
     assert answered.arguments == {"path": "b"}
     assert later.saw == [{"path": "b"}]
     assert [(trace.action, trace.reason) for trace in answered.traces] == [("rewrite", "why"), ("none", None)]
@@ -113,9 +115,9 @@ async def test_each_after_hook_sees_what_the_one_before_left_and_replaces_whole_
 
 
 async def test_an_after_hook_that_fails_makes_an_error_that_still_carries_the_content():
-    answered = await HookChain([Patching("broken", RuntimeError("boom")), Patching("next", Patch(details={"n": 1}))]).after(
-        after_context(answer("the tool's text"))
-    )
+    answered = await HookChain(
+        [Patching("broken", RuntimeError("boom")), Patching("next", Patch(details={"n": 1}))]
+    ).after(after_context(answer("the tool's text")))
     assert answered.failed == "broken"
     assert answered.result.is_error
     assert answered.result.content[0] == {"type": "text", "text": "the tool's text"}
@@ -145,7 +147,9 @@ async def test_only_listed_tools_run():
 
 async def test_built_in_hooks_come_first_so_a_configured_hook_never_sees_a_refused_call():
     configured = Verdict("mine")
-    await hook_chain([configured]).before(before_context(ScriptedTool("c", _nothing, read_only=False), trusted=False), valid)
+    await hook_chain([configured]).before(
+        before_context(ScriptedTool("c", _nothing, read_only=False), trusted=False), valid
+    )
     assert configured.saw == []
 
 

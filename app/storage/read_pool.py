@@ -1,0 +1,56 @@
+"""ReadPool: the threads that read the database for the event loop."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from app.errors import StorageUnavailable
+from app.storage.base import OperationalError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+READ_THREADS = 8
+
+
+class ReadPool:
+    """Runs reads, at most `threads` at a time.
+
+    A slot is taken before a thread, so that whoever waits can be cancelled; it is given back when the thread is done,
+    also when nobody waits for it any more.
+    """
+
+    def __init__(self, threads: int = READ_THREADS) -> None:
+        self._slots = asyncio.Semaphore(threads)
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="database-read")
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what the function returns, run in a thread.
+
+        Raises:
+            StorageUnavailable: the database did not answer, or was busy for too long.
+        """
+        loop = asyncio.get_running_loop()
+
+        def give_back(_done: Future[T]) -> None:
+            # A loop that is closed has nobody waiting for the slot.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._slots.release)
+
+        await self._slots.acquire()
+        try:
+            working = self._executor.submit(function, *args, **kwargs)
+        except RuntimeError:
+            self._slots.release()
+            raise StorageUnavailable("the service is stopping; nothing is read any more") from None
+        working.add_done_callback(give_back)
+        try:
+            return await asyncio.wrap_future(working)
+        except OperationalError as error:
+            raise StorageUnavailable("the database does not answer; try again in a moment") from error
+
+    def close(self) -> None:
+        """Take no more reads. Those that run end by themselves: the database bounds how long they take."""
+        self._executor.shutdown(wait=False, cancel_futures=True)

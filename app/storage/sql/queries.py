@@ -1,0 +1,431 @@
+"""The reads: what is asked of the tables, and how much is taken at once."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, Final, NamedTuple, TypeVar
+
+from sqlalchemy import (
+    Boolean,
+    Column,
+    ColumnElement,
+    Connection,
+    LargeBinary,
+    Select,
+    bindparam,
+    case,
+    exists,
+    func,
+    literal,
+    literal_column,
+    or_,
+    select,
+)
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+
+from app.domain import json_codec
+from app.domain.batch import Batch, BatchStatus
+from app.domain.events import EventType, OutputRow, OutputStream, StoredEvent
+from app.domain.ids import first_id
+from app.domain.tool_call import CallRecord
+from app.domain.workspace import Workspace, WorkspaceStatus
+from app.storage.base import ApiKey, CallFilter, OutputExtent, Page, UnfinishedBatch
+from app.storage.sql import rows
+from app.storage.sql.schema import (
+    TOOL_KEY_BYTES,
+    UNFINISHED_BATCH,
+    api_keys,
+    batches,
+    call_output,
+    calls,
+    events,
+    large_arguments,
+    workspaces,
+)
+
+_Listed = TypeVar("_Listed", Workspace, Batch)
+
+EVENTS_AT_ONCE: Final = 64
+EVENT_PAGE_BYTES: Final = 4 * 1024 * 1024
+OUTPUT_PIECE_BYTES: Final = 1024 * 1024
+OUTPUT_ROWS_MAX: Final = 1024
+
+CLOCK_SLACK_MS: Final = 60_000
+"""How far a call's `queued_at` may lie from the time its id was made."""
+
+_large = select(large_arguments.c.data).where(large_arguments.c.call_id == calls.c.id).scalar_subquery()
+_large_size = (
+    select(func.length(large_arguments.c.data)).where(large_arguments.c.call_id == calls.c.id).scalar_subquery()
+)
+_arguments = func.coalesce(calls.c.arguments, _large, type_=LargeBinary)
+_call_facts = [column for column in calls.c if column.name not in {"arguments", "result"}]
+_call_sizes = (
+    func.coalesce(func.length(calls.c.arguments), _large_size).label("arguments_bytes"),
+    func.coalesce(func.length(calls.c.result), 0).label("result_bytes"),
+)
+_CALL_WHOLE: Final = select(*_call_facts, _arguments.label("arguments"), calls.c.result, *_call_sizes)
+_CALL_FACTS: Final = select(*_call_facts, *_call_sizes)
+_CALL_BYTES: Final = select(
+    func.sum(func.coalesce(func.length(calls.c.arguments), _large_size) + func.coalesce(func.length(calls.c.result), 0))
+)
+# Only the columns that fit are read: a branch that is not taken costs nothing.
+_CALL_TEXTS: Final = select(
+    calls.c.id,
+    case((calls.c.id.in_(bindparam("arguments", expanding=True)), _arguments)),
+    case((calls.c.id.in_(bindparam("results", expanding=True)), calls.c.result)),
+).where(calls.c.id.in_(bindparam("either", expanding=True)))
+
+
+class _CallSelection(NamedTuple):
+    """The same calls, asked for in three ways. Built once: a statement costs more to build than to run."""
+
+    size: Select[int]
+    whole: Select[Any]
+    facts: Select[Any]
+
+
+def _selection(condition: ColumnElement[bool], order: ColumnElement[Any]) -> _CallSelection:
+    return _CallSelection(
+        _CALL_BYTES.where(condition),
+        _CALL_WHOLE.where(condition).order_by(order),
+        _CALL_FACTS.where(condition).order_by(order),
+    )
+
+
+_OF_BATCH: Final = _selection(calls.c.batch_id == bindparam("batch_id"), calls.c.position.asc())
+_BY_IDS: Final = _selection(calls.c.id.in_(bindparam("ids", expanding=True)), calls.c.id.desc())
+_tool_key: Final = literal_column(f"substr(calls.tool_name, 1, {TOOL_KEY_BYTES})", LargeBinary)
+
+_WORKSPACE: Final = select(workspaces).where(workspaces.c.id == bindparam("id"))
+_BATCH: Final = select(batches).where(batches.c.id == bindparam("id"))
+_CALL: Final = _CALL_WHOLE.where(calls.c.id == bindparam("id"))
+_LAST_SEQ: Final = select(batches.c.last_seq, batches.c.status).where(batches.c.id == bindparam("id"))
+_EVENTS: Final = (
+    select(events)
+    .where(events.c.batch_id == bindparam("batch_id"), events.c.seq > bindparam("after"))
+    .order_by(events.c.seq)
+    .limit(bindparam("most"))
+)
+_EVENT_OUTPUT: Final = (
+    select(call_output)
+    .where(
+        call_output.c.batch_id == bindparam("batch_id"),
+        call_output.c.seq.between(bindparam("first"), bindparam("last")),
+    )
+    .order_by(call_output.c.seq, call_output.c.part)
+)
+# With a limit, so that Postgres looks into the events of each unfinished batch and never hashes all there are.
+_STARTED: Final = (
+    select(events.c.seq)
+    .where(events.c.batch_id == batches.c.id, events.c.type == EventType.TOOL_EXECUTION_START.value)
+    .limit(1)
+    .scalar_subquery()
+    .is_not(None)
+)
+_UNFINISHED: Final = (
+    select(batches.c.id, batches.c.workspace_id, _STARTED.label("started"))
+    .where(literal_column(f"batches.{UNFINISHED_BATCH}"))
+    .order_by(batches.c.id)
+)
+_PING: Final = select(api_keys.c.id).limit(1)
+_KEYS: Final = select(api_keys).order_by(api_keys.c.id)
+
+
+# -- workspaces -------------------------------------------------------------------------------------------------------
+
+
+def workspace(connection: Connection, workspace_id: str) -> Workspace | None:
+    row = connection.execute(_WORKSPACE, {"id": workspace_id}).first()
+    return None if row is None else rows.workspace(row)
+
+
+def workspaces_page(connection: Connection, before: str | None, limit: int, owner: str | None) -> Page[Workspace]:
+    statement = select(workspaces)
+    if owner is not None:
+        statement = statement.where(workspaces.c.owner == owner)
+    found = _newest(connection, statement, workspaces.c.id, before, limit)
+    return _page([rows.workspace(row) for row in found[:limit]], more=len(found) > limit)
+
+
+def workspaces_with_status(connection: Connection, status: WorkspaceStatus) -> list[Workspace]:
+    statement = select(workspaces).where(workspaces.c.status == status.value).order_by(workspaces.c.id)
+    return [rows.workspace(row) for row in connection.execute(statement)]
+
+
+# -- batches ----------------------------------------------------------------------------------------------------------
+
+
+def batch(connection: Connection, batch_id: str, *, with_calls: bool, inline: int | None) -> Batch | None:
+    row = connection.execute(_BATCH, {"id": batch_id}).first()
+    if row is None:
+        return None
+    if not with_calls:
+        return rows.batch(row)
+    return rows.batch(row, _call_records(connection, _OF_BATCH, {"batch_id": batch_id}, inline))
+
+
+def batches_page(
+    connection: Connection, workspace_id: str, status: BatchStatus | None, before: str | None, limit: int
+) -> Page[Batch]:
+    statement = select(batches).where(batches.c.workspace_id == workspace_id)
+    if status is not None:
+        statement = statement.where(batches.c.status == status.value)
+    found = _newest(connection, statement, batches.c.id, before, limit)
+    return _page([rows.batch(row) for row in found[:limit]], more=len(found) > limit)
+
+
+def unfinished_batches(connection: Connection, workspace_id: str | None) -> list[UnfinishedBatch]:
+    statement = _UNFINISHED
+    if workspace_id is not None:
+        statement = statement.where(batches.c.workspace_id == workspace_id)
+    return [UnfinishedBatch(row.id, row.workspace_id, bool(row.started)) for row in connection.execute(statement)]
+
+
+def last_seq(connection: Connection, batch_id: str) -> tuple[int, BatchStatus] | None:
+    row = connection.execute(_LAST_SEQ, {"id": batch_id}).first()
+    return None if row is None else (row.last_seq, BatchStatus(row.status))
+
+
+# -- calls ------------------------------------------------------------------------------------------------------------
+
+
+def call(connection: Connection, call_id: str) -> CallRecord | None:
+    row = connection.execute(_CALL, {"id": call_id}).first()
+    return None if row is None else _whole_call(row)
+
+
+def calls_page(
+    connection: Connection, condition: CallFilter, before: str | None, limit: int, examine: int, inline: int | None
+) -> Page[CallRecord]:
+    narrow, rest = _conditions(condition)
+    if before is not None:
+        narrow = [*narrow, calls.c.id < before]
+    # The rows examined: `narrow` walks one index from its newest entry, and ends after `examine` of them.
+    examined = select(calls.c.id).where(*narrow).order_by(calls.c.id.desc()).limit(examine)
+    if rest:
+        window = examined.subquery()
+        found_ids = (
+            select(calls.c.id)
+            .join(window, window.c.id == calls.c.id)
+            .where(*rest)
+            .order_by(calls.c.id.desc())
+            .limit(limit + 1)
+        )
+    else:
+        found_ids = examined.limit(min(limit + 1, examine))
+    ids = list(connection.scalars(found_ids))
+    if len(ids) > limit:
+        next_before: str | None = ids[limit - 1]
+    else:
+        next_before = connection.scalar(examined.limit(1).offset(examine - 1))
+    ids = ids[:limit]
+    if not ids:
+        return Page((), next_before)
+    return Page(tuple(_call_records(connection, _BY_IDS, {"ids": ids}, inline)), next_before)
+
+
+def _conditions(condition: CallFilter) -> tuple[list[ColumnElement[bool]], list[ColumnElement[bool]]]:
+    """Return the conditions that one index answers in id order, and those looked at row by row."""
+    indexed: list[list[ColumnElement[bool]]] = []
+    if condition.batch_id is not None:
+        indexed.append([calls.c.batch_id == condition.batch_id])
+    if condition.tool_call_id is not None:
+        indexed.append([calls.c.tool_call_id == condition.tool_call_id])
+    if condition.error_code is not None:
+        indexed.append([calls.c.error_code == condition.error_code])
+    if condition.status is not None and condition.status.value != "succeeded":
+        indexed.append([calls.c.status == condition.status.value])
+    if condition.workspace_id is not None:
+        indexed.append([calls.c.workspace_id == condition.workspace_id])
+    if condition.tool_name is not None:
+        name = condition.tool_name.encode()
+        indexed.append([_tool_key == name[:TOOL_KEY_BYTES], calls.c.tool_name == name])
+    if condition.status is not None and condition.status.value == "succeeded":
+        indexed.append([calls.c.status == condition.status.value])
+    narrow = indexed[0] if indexed else []
+    rest = [part for parts in indexed[1:] for part in parts]
+    if condition.until is not None:
+        narrow = [*narrow, calls.c.id < first_id("call", condition.until + CLOCK_SLACK_MS)]
+        rest.append(calls.c.queued_at <= condition.until)
+    if condition.since is not None:
+        narrow = [*narrow, calls.c.id >= first_id("call", condition.since - CLOCK_SLACK_MS)]
+        rest.append(calls.c.queued_at >= condition.since)
+    if condition.owner is not None:
+        rest.append(exists().where(batches.c.id == calls.c.batch_id, batches.c.owner == condition.owner))
+    if condition.min_duration_ms is not None:
+        rest.append(calls.c.duration_ms >= condition.min_duration_ms)
+    if condition.path is not None:
+        value = json_codec.dump(condition.path)
+        rest.append(
+            or_(
+                _holds(_arguments, b'"path":' + value),
+                _holds(_arguments, b'"file_path":' + value),
+                _holds(calls.c.result, b'"path":' + value),
+                _holds(calls.c.result, b'"relativePath":' + value),
+            )
+        )
+    if condition.text is not None:
+        value = json_codec.dump(condition.text)[1:-1]
+        rest.append(or_(_holds(_arguments, value), _holds(calls.c.result, value)))
+    return narrow, rest
+
+
+class _Holds(FunctionElement[bool]):
+    """Whether a binary value holds another one; the two databases have different names for it."""
+
+    type = Boolean()
+    inherit_cache = True
+
+
+@compiles(_Holds, "sqlite")
+def _holds_sqlite(element: _Holds, compiler: SQLCompiler, **options: Any) -> str:
+    return f"instr({compiler.process(element.clauses, **options)}) > 0"
+
+
+@compiles(_Holds, "postgresql")
+def _holds_postgresql(element: _Holds, compiler: SQLCompiler, **options: Any) -> str:
+    value, part = element.clauses
+    return f"position({compiler.process(part, **options)} IN {compiler.process(value, **options)}) > 0"
+
+
+def _holds(column: ColumnElement[bytes], part: bytes) -> _Holds:
+    return _Holds(column, literal(part, LargeBinary))
+
+
+def _call_records(
+    connection: Connection, selection: _CallSelection, parameters: Mapping[str, Any], inline: int | None
+) -> list[CallRecord]:
+    if inline is None or (connection.scalar(selection.size, parameters) or 0) <= inline:
+        return [_whole_call(row) for row in connection.execute(selection.whole, parameters)]
+    found = connection.execute(selection.facts, parameters).all()
+    arguments: list[str] = []
+    results: list[str] = []
+    left = inline
+    for row in found:
+        if row.arguments_bytes <= left:
+            left -= row.arguments_bytes
+            arguments.append(row.id)
+        if 0 < row.result_bytes <= left:
+            left -= row.result_bytes
+            results.append(row.id)
+    fitting = {"arguments": arguments, "results": results, "either": [*{*arguments, *results}]}
+    loaded = {call_id: (text, result) for call_id, text, result in connection.execute(_CALL_TEXTS, fitting)}
+    return [rows.call(row, *loaded.get(row.id, (None, None))) for row in found]
+
+
+def _whole_call(row: Any) -> CallRecord:
+    return rows.call(row, row.arguments, row.result)
+
+
+# -- events and output ------------------------------------------------------------------------------------------------
+
+
+def events_page(connection: Connection, batch_id: str, after: int, limit: int) -> list[StoredEvent]:
+    page: list[StoredEvent] = []
+    size = 0
+    while len(page) < limit and size < EVENT_PAGE_BYTES:
+        most = min(EVENTS_AT_ONCE, limit - len(page))
+        found = connection.execute(_EVENTS, {"batch_id": batch_id, "after": after, "most": most}).all()
+        output = _output_of(connection, batch_id, found)
+        page += [rows.event(row, output.get(row.seq, ())) for row in found]
+        if len(found) < most:
+            break
+        after = found[-1].seq
+        size += sum(len(row.data) for row in found) + sum(len(part.data) for part in chain(*output.values()))
+    return page
+
+
+def _output_of(connection: Connection, batch_id: str, found: Sequence[Any]) -> dict[int, list[OutputRow]]:
+    updates = [row.seq for row in found if row.type == EventType.TOOL_EXECUTION_UPDATE.value]
+    output: dict[int, list[OutputRow]] = {}
+    if updates:
+        between = {"batch_id": batch_id, "first": updates[0], "last": updates[-1]}
+        for row in connection.execute(_EVENT_OUTPUT, between):
+            output.setdefault(row.seq, []).append(rows.output(row))
+    return output
+
+
+def output_extent(connection: Connection, call_id: str, stream: OutputStream | None) -> OutputExtent:
+    offset = call_output.c.combined_offset if stream is None else call_output.c.stream_offset
+    statement = select(offset + func.length(call_output.c.data)).where(call_output.c.call_id == call_id)
+    if stream is not None:
+        statement = statement.where(call_output.c.stream == stream)
+    return OutputExtent(connection.scalar(statement.order_by(call_output.c.combined_offset.desc()).limit(1)) or 0)
+
+
+def output_start(connection: Connection, call_id: str, start: int) -> int:
+    """Return the combined offset of the row that byte `start` lies in, or of one before it.
+
+    It serves each single stream too: a byte's offset in its stream is never above its offset in all of them.
+    """
+    statement = (
+        select(call_output.c.combined_offset)
+        .where(call_output.c.call_id == call_id, call_output.c.combined_offset <= start)
+        .order_by(call_output.c.combined_offset.desc())
+        .limit(1)
+    )
+    return connection.scalar(statement) or 0
+
+
+def output_rows(
+    connection: Connection, call_id: str, stream: OutputStream | None, combined_offset: int, limit: int
+) -> list[OutputRow]:
+    statement = select(call_output).where(
+        call_output.c.call_id == call_id, call_output.c.combined_offset >= combined_offset
+    )
+    if stream is not None:
+        statement = statement.where(call_output.c.stream == stream)
+    found = connection.execute(statement.order_by(call_output.c.combined_offset).limit(limit))
+    return [rows.output(row) for row in found]
+
+
+def slices(found: Sequence[OutputRow], stream: OutputStream | None, start: int, end: int) -> Iterator[bytes]:
+    """Yield what the rows hold of bytes `start … end - 1`, in pieces of at most `OUTPUT_PIECE_BYTES`."""
+    pieces: list[bytes] = []
+    size = 0
+    for row in found:
+        offset = row.combined_offset if stream is None else row.stream_offset
+        data = memoryview(row.data)[max(0, start - offset) : max(0, end - offset)]
+        while data:
+            piece, data = data[: OUTPUT_PIECE_BYTES - size], data[OUTPUT_PIECE_BYTES - size :]
+            pieces.append(bytes(piece))
+            size += len(piece)
+            if size == OUTPUT_PIECE_BYTES:
+                yield b"".join(pieces)
+                pieces, size = [], 0
+    if pieces:
+        yield b"".join(pieces)
+
+
+def next_output_limit(limit: int, size: int) -> int:
+    """Return how many rows to read next after `limit` rows held `size` bytes: about one piece's worth."""
+    if size < OUTPUT_PIECE_BYTES // 2:
+        return min(limit * 2, OUTPUT_ROWS_MAX)
+    return max(limit // 2, 1) if size > OUTPUT_PIECE_BYTES else limit
+
+
+# -- keys -------------------------------------------------------------------------------------------------------------
+
+
+def ping(connection: Connection) -> None:
+    connection.execute(_PING)
+
+
+def keys(connection: Connection) -> list[ApiKey]:
+    return [rows.key(row) for row in connection.execute(_KEYS)]
+
+
+# -- lists ------------------------------------------------------------------------------------------------------------
+
+
+def _newest(
+    connection: Connection, statement: Select[Any], key: Column[str], before: str | None, limit: int
+) -> Sequence[Any]:
+    if before is not None:
+        statement = statement.where(key < before)
+    return connection.execute(statement.order_by(key.desc()).limit(limit + 1)).all()
+
+
+def _page(items: Sequence[_Listed], *, more: bool) -> Page[_Listed]:
+    return Page(tuple(items), items[-1].id if more else None)
