@@ -32,10 +32,14 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
-    """`exit_code` is None when the process died by `signal` (a number)."""
+    """`exit_code` is None when the process died by `signal` (a number).
+
+    `asked` tells whether `terminate` or `kill` reached the command before it had exited: when not, it ended by itself.
+    """
 
     exit_code: int | None
     signal: int | None
+    asked: bool = False
 
 
 class ProcessHandle(Protocol):
@@ -46,7 +50,18 @@ class ProcessHandle(Protocol):
     stderr: int
 
     async def wait(self) -> ExitStatus:
-        """Return once the command's own process has exited; its descendants may still live."""
+        """Return once the command's own process has exited; its descendants may still live.
+
+        Raises:
+            ToolError: `interrupted` when what supervised the command died or was told to stop.
+        """
+        ...
+
+    async def wait_all(self) -> None:
+        """Return once neither the command nor any descendant lives.
+
+        What is left after the command's exit is ended at once, unless `terminate` came first: then it has until `kill`.
+        """
         ...
 
     def terminate(self) -> None:

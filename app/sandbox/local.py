@@ -1,0 +1,477 @@
+"""Commands on this host, without a kernel sandbox: the service's side of the warden (`app.sandbox.warden`)."""
+
+import asyncio
+import contextlib
+import errno
+import itertools
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from app.errors import ErrorCode, ToolError
+from app.sandbox import warden
+from app.sandbox.base import ExitStatus, ProcessSpec, SandboxReport
+
+_log = structlog.get_logger(__name__)
+
+_START_SECONDS: Final = 10.0
+"""How long the start of a command may take: longer than it ever does, unless the warden was stopped."""
+
+_END_SECONDS: Final = warden.GIVE_UP_SECONDS + 1.0
+"""How long the warden may take to tell of an end, which it does after `GIVE_UP_SECONDS` in any case."""
+
+_NO_MORE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ETOOMANYREFS})
+_NO_PROGRAM: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC, errno.ELOOP})
+
+MISSING: Final = ("filesystem", "network", "processes", "seccomp", "limits")
+"""What this tier lacks: a command can open every file the service's user can (`filesystem`), use the host's network
+(`network`), see and signal this user's other processes (`processes`), make any system call (`seccomp`) and use as much
+memory, processor and disk as there is (`limits`). Started as root, a command is root too: `user`."""
+
+
+class LocalSandbox:
+    """Runs commands as children of a warden; tier `process`. One per service.
+
+    The warden is started by the first command and again by the next one after it was killed. Event loops may use the
+    sandbox one after the other, not at the same time.
+    """
+
+    def __init__(self) -> None:
+        self._link: _Link | None = None
+        self._closed = False
+
+    @property
+    def report(self) -> SandboxReport:
+        return SandboxReport("process", MISSING if os.geteuid() else (*MISSING, "user"))
+
+    async def start(self, spec: ProcessSpec) -> "LocalProcess":
+        """Start a command in its root directory, as the leader of a session of its own.
+
+        Raises:
+            ToolError: `not_found`, `permission_denied` (the directory), `unsupported` (no such program), `too_large`
+                (argv and environment), `limit_exceeded`, `sandbox_unavailable`, `interrupted` (the warden was lost
+                before it answered).
+        """
+        body = _start_body(spec)
+        link = await self._connect()
+        if os.fstat(spec.root_fd).st_nlink == 0:
+            raise _no_directory()
+        process, ends = link.prepare(spec)
+        try:
+            link.send(warden.START, process.number, body, ends)
+            async with asyncio.timeout(_START_SECONDS):
+                await process.started
+        except TimeoutError:
+            link.give_up()
+            await process.close()
+            raise ToolError(ErrorCode.LIMIT_EXCEEDED, "the command could not be started in time; try again") from None
+        except BaseException:
+            await process.close()
+            raise
+        return process
+
+    async def close(self) -> None:
+        """End every command that still runs, and the warden. Idempotent; nothing can be started afterwards."""
+        self._closed = True
+        link = self._link
+        if link is not None:
+            link.hang_up()
+            await link.sweep()
+
+    async def _connect(self) -> "_Link":
+        loop = asyncio.get_running_loop()
+        while True:
+            if self._closed:
+                raise ToolError(ErrorCode.SANDBOX_UNAVAILABLE, "the service is stopping; nothing was started")
+            link = self._link
+            if link is None:
+                link = self._link = _launch()
+            if not link.lost:
+                link.bind(loop)
+                return link
+            await link.sweep()
+            if self._link is link:
+                self._link = None
+
+
+class LocalProcess:
+    """A command of a `LocalSandbox`. `stdout` and `stderr` are non-blocking read ends; -1 once closed."""
+
+    def __init__(
+        self, link: "_Link", number: int, program: str, stdout: int, stderr: int, started: asyncio.Future[None]
+    ) -> None:
+        self._link = link
+        self.number = number
+        self.program = program
+        self.pid = -1
+        self.stdout = stdout
+        self.stderr = stderr
+        self.started = started
+        self._exited = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._status: ExitStatus | None = None
+        self._failure: ToolError | None = None
+
+    async def wait(self) -> ExitStatus:
+        """Return once the command's own process has exited.
+
+        Raises:
+            ToolError: `interrupted` when the warden was lost, and with it the exit status.
+        """
+        await self._exited.wait()
+        if self._status is None:
+            raise self._failure or ToolError(ErrorCode.INTERNAL, "the exit status of the command is not known")
+        return self._status
+
+    async def wait_all(self) -> None:
+        """Return once neither the command nor any descendant lives."""
+        await self._ended.wait()
+        if self._link.lost:
+            await self._link.sweep()
+
+    def terminate(self) -> None:
+        """SIGTERM to the command's process group; nothing when the command has exited."""
+        if not self._exited.is_set():
+            self._link.send(warden.TERMINATE, self.number)
+
+    async def kill(self) -> None:
+        """SIGKILL the command and every descendant; return when none lives, at the latest after a few seconds."""
+        self._request_end()
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                await self._ended.wait()
+        except TimeoutError:
+            self._link.give_up()
+        if self._link.lost:
+            await self._link.sweep()
+
+    async def close(self) -> None:
+        """Kill what is left and close the descriptors. Idempotent.
+
+        Cancelled while it waits, it has closed the descriptors and the warden goes on to end the command.
+        """
+        self.release()
+        await self.kill()
+
+    def release(self) -> None:
+        """Close the descriptors and ask for the end of the command, without waiting for it."""
+        stdout, stderr, self.stdout, self.stderr = self.stdout, self.stderr, -1, -1
+        for fd in (stdout, stderr):
+            if fd >= 0:
+                os.close(fd)
+        with contextlib.suppress(RuntimeError):  # of a loop that is closed, where nobody waits any more
+            self.started.cancel()
+        self._request_end()
+
+    def on_started(self, pid: int) -> None:
+        self.pid = pid
+        if not self.started.done():
+            self.started.set_result(None)
+
+    def on_exited(self, status: ExitStatus) -> None:
+        self._status = status
+        self._exited.set()
+
+    def on_ended(self, left: int) -> None:
+        if left:
+            _log.warning("processes_outlived_their_command", pid=self.pid, processes=left)
+        self._ended.set()
+
+    def on_failed(self, failure: ToolError) -> None:
+        self._failure = failure
+        if not self.started.done():
+            self.started.set_exception(failure)
+        self._exited.set()
+        self._ended.set()
+
+    def _request_end(self) -> None:
+        if not self._ended.is_set():
+            self._link.send(warden.KILL, self.number)
+
+
+class _Link:
+    """The service's end of one warden: messages out, messages in, and what happens when it is lost."""
+
+    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+        self.lost = False
+        self._process = process
+        self._connection = connection
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._numbers = itertools.count(1)
+        self._commands: dict[int, LocalProcess] = {}
+        self._inbox = bytearray()
+        self._outbox: deque[tuple[memoryview, Sequence[int]]] = deque()
+        self._ready = False
+        self._swept = False
+        self._sweeping = asyncio.Lock()
+
+    def bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Listen on this loop. Commands that another loop left behind are ended."""
+        if loop is self._loop:
+            return
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._connection.fileno())
+            self._loop.remove_writer(self._connection.fileno())
+        self._loop = loop
+        loop.add_reader(self._connection.fileno(), self._read)
+        for process in list(self._commands.values()):
+            process.release()
+        if self._outbox:
+            loop.add_writer(self._connection.fileno(), self._write)
+
+    def prepare(self, spec: ProcessSpec) -> tuple[LocalProcess, tuple[int, int, int]]:
+        """Return a command that is not started, and the descriptors to send with its START, which takes them over."""
+        assert self._loop is not None  # noqa: S101 - bound
+        opened: list[int] = []
+        try:
+            opened.append(os.dup(spec.root_fd))
+            opened += os.pipe2(os.O_CLOEXEC)
+            opened += os.pipe2(os.O_CLOEXEC)
+        except OSError as error:
+            for fd in opened:
+                os.close(fd)
+            raise _start_failure(warden.STAGE_DESCRIPTORS, error.errno or errno.EIO, spec.argv[0]) from None
+        directory, stdout, stdout_end, stderr, stderr_end = opened
+        os.set_blocking(stdout, False)
+        os.set_blocking(stderr, False)
+        number = next(self._numbers)
+        process = LocalProcess(self, number, spec.argv[0], stdout, stderr, self._loop.create_future())
+        self._commands[number] = process
+        return process, (directory, stdout_end, stderr_end)
+
+    def send(self, kind: int, number: int, body: bytes = b"", descriptors: Sequence[int] = ()) -> None:
+        """Send a message now or as soon as there is room; the descriptors are closed once they are sent."""
+        if self.lost:
+            _close_all(descriptors)
+            return
+        message = memoryview(warden.HEADER.pack(len(body), kind, number) + body)
+        self._outbox.append((message, descriptors))
+        if len(self._outbox) == 1:
+            self._write()
+
+    def give_up(self) -> None:
+        """Take the warden for lost: it does not answer."""
+        if not self.lost:
+            _log.error("warden_does_not_answer", pid=self._process.pid)
+            self._process.kill()
+            self._lose("does not answer")
+
+    def hang_up(self) -> None:
+        """Close the socket, at which the warden ends every command and goes."""
+        self._lose("was told to stop")
+
+    async def sweep(self) -> None:
+        """See the warden's end, and end what it left to this process. To be called once it is lost."""
+        async with self._sweeping:
+            if not self._swept:
+                await asyncio.to_thread(self._end_orphans)
+                self._swept = True
+
+    def _end_orphans(self) -> None:
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        left = _Orphans(self._process.pid).end_all(warden.GIVE_UP_SECONDS)
+        if left:
+            _log.warning("processes_outlived_the_warden", processes=left)
+
+    def _write(self) -> None:
+        """Send what is queued until the socket is full."""
+        assert self._loop is not None  # noqa: S101 - bound
+        while self._outbox:
+            message, descriptors = self._outbox[0]
+            try:
+                sent = socket.send_fds(self._connection, [message], list(descriptors))
+            except BlockingIOError:
+                self._loop.add_writer(self._connection.fileno(), self._write)
+                return
+            except OSError as error:
+                if error.errno == errno.ETOOMANYREFS:  # too many descriptors on their way: this START was not sent
+                    self._outbox.popleft()
+                    _close_all(descriptors)
+                    self._fail(message, error.errno)
+                    continue
+                self._lose("is gone")
+                return
+            # The descriptors went with the first byte.
+            _close_all(descriptors)
+            if sent == len(message):
+                self._outbox.popleft()
+            else:
+                self._outbox[0] = (message[sent:], ())
+        self._loop.remove_writer(self._connection.fileno())
+
+    def _fail(self, message: memoryview, code: int) -> None:
+        _, _, number = warden.HEADER.unpack_from(message)
+        process = self._commands.pop(number)
+        process.on_failed(_start_failure(warden.STAGE_DESCRIPTORS, code, process.program))
+
+    def _read(self) -> None:
+        try:
+            data = self._connection.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lose("was killed")
+            return
+        self._inbox += data
+        position = 0
+        while len(self._inbox) - position >= warden.HEADER.size:
+            length, kind, number = warden.HEADER.unpack_from(self._inbox, position)
+            start = position + warden.HEADER.size
+            if len(self._inbox) < start + length:
+                break
+            position = start + length
+            self._take(kind, number, bytes(self._inbox[start:position]))
+        del self._inbox[:position]
+
+    def _take(self, kind: int, number: int, body: bytes) -> None:
+        if kind == warden.READY:
+            self._ready = True
+            return
+        process = self._commands.get(number)
+        if process is None:
+            return
+        if kind == warden.STARTED:
+            process.on_started(*warden.PID.unpack(body))
+        elif kind == warden.EXITED:
+            wait_status, asked = warden.EXIT.unpack(body)
+            code = os.waitstatus_to_exitcode(wait_status)
+            process.on_exited(ExitStatus(code if code >= 0 else None, -code if code < 0 else None, bool(asked)))
+        elif kind == warden.ENDED:
+            del self._commands[number]
+            process.on_ended(*warden.LEFT.unpack(body))
+        elif kind == warden.FAILED:
+            del self._commands[number]
+            stage, code = warden.FAILURE.unpack(body)
+            process.on_failed(_start_failure(stage, code, process.program))
+
+    def _lose(self, what: str) -> None:
+        if self.lost:
+            return
+        self.lost = True
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._connection.fileno())
+            self._loop.remove_writer(self._connection.fileno())
+        self._connection.close()
+        for _, descriptors in self._outbox:
+            _close_all(descriptors)
+        self._outbox.clear()
+        if self._ready or not self._commands:
+            failure = ToolError(
+                ErrorCode.INTERRUPTED,
+                f"the process that supervises commands {what} while this command ran, and the command was ended; "
+                "it may have taken effect: look before you repeat it",
+            )
+        else:
+            failure = ToolError(
+                ErrorCode.SANDBOX_UNAVAILABLE,
+                "the process that supervises commands could not be started; the service's log says why",
+            )
+        for process in self._commands.values():
+            process.on_failed(failure)
+        self._commands.clear()
+
+
+class _Orphans(warden.Family):
+    """What a warden that was killed left to this process: children with one of its tags, and their descendants."""
+
+    def __init__(self, warden_pid: int) -> None:
+        super().__init__()
+        self._tags = warden.tags_of(warden_pid)
+
+    def owner_of_child(self, child: warden.Process) -> int:
+        tag = warden.read_tag(child.pid)
+        return 0 if tag is not None and tag in self._tags else warden.OUTSIDE
+
+    def end_all(self, seconds: float) -> int:
+        """Kill and reap until none is left or the time is over; return how many are left."""
+        until = time.monotonic() + seconds
+        delay = 0.001
+        while True:
+            found = self.end({0}).get(0, [])
+            if not found or time.monotonic() > until:
+                return len(found)
+            for process in found:
+                # Only ours can be waited for; the others become ours when their parents end.
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(process.pid, os.WNOHANG)
+            time.sleep(delay)
+            delay = min(delay * 2, 0.05)
+
+
+def _launch() -> _Link:
+    """Start a warden; it is ready a moment later, and messages to it wait in the socket until then."""
+    ours, theirs = socket.socketpair()
+    try:
+        # Orphans of a warden that was killed come to this process, which then knows them by their tags.
+        warden.become_subreaper()
+        process = subprocess.Popen(  # noqa: S603 - our own program
+            [sys.executable, "-I", "-S", str(Path(warden.__file__)), str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            cwd="/",
+            # Commands can read their parent's environment: it holds nothing but what the interpreter may need.
+            env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
+        )
+    except OSError as error:
+        ours.close()
+        code = ErrorCode.LIMIT_EXCEEDED if error.errno in _NO_MORE else ErrorCode.SANDBOX_UNAVAILABLE
+        raise ToolError(code, f"the process that supervises commands could not be started: {error.strerror}") from None
+    finally:
+        theirs.close()
+    ours.setblocking(False)
+    return _Link(process, ours)
+
+
+def _start_body(spec: ProcessSpec) -> bytes:
+    strings = [*spec.argv, *(f"{name}={value}" for name, value in spec.env.items())]
+    if any("\0" in string for string in strings):
+        raise ToolError(ErrorCode.INVALID_ARGUMENTS, "a command and its environment cannot hold the character U+0000")
+    encoded = b"\0".join([string.encode("utf-8", "surrogateescape") for string in strings])
+    return warden.ARGC.pack(len(spec.argv)) + encoded
+
+
+def _start_failure(stage: int, code: int, program: str) -> ToolError:
+    """Return what a failed start means to the caller."""
+    reason = os.strerror(code)
+    if code in _NO_MORE:
+        return ToolError(ErrorCode.LIMIT_EXCEEDED, f"the command could not be started ({reason}); try again later")
+    if stage == warden.STAGE_DIRECTORY:
+        if code in {errno.ENOENT, errno.ENOTDIR}:
+            return _no_directory()
+        return ToolError(ErrorCode.PERMISSION_DENIED, f"the workspace directory cannot be entered: {reason}")
+    if code == errno.E2BIG:
+        return ToolError(
+            ErrorCode.TOO_LARGE,
+            "the command and its environment are too large for the system to start; "
+            "write the command to a file with the write tool and run that file",
+        )
+    if code in _NO_PROGRAM:
+        return ToolError(ErrorCode.UNSUPPORTED, f"{program} cannot be run on this machine: {reason}")
+    return ToolError(ErrorCode.IO_ERROR, f"the command could not be started: {reason}")
+
+
+def _no_directory() -> ToolError:
+    return ToolError(
+        ErrorCode.NOT_FOUND, "the workspace directory does not exist, and nothing makes it again; make a new workspace"
+    )
+
+
+def _close_all(descriptors: Sequence[int]) -> None:
+    for fd in descriptors:
+        os.close(fd)

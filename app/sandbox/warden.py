@@ -1,0 +1,500 @@
+"""The warden: a small process of its own that is the parent of every command.
+
+It exists for three reasons. Being small and single-threaded it starts a command in about a millisecond however large
+the service has grown. Being a subreaper it becomes the parent of whatever a command leaves behind, so that nothing
+escapes by a double fork or a session of its own. And being another process it outlives the service: when the service
+is killed, it sees the end of its socket, ends every command and goes.
+
+It runs as a script (`python -I -S warden.py FD`) on the standard library alone and imports nothing of this package;
+`app.sandbox.local` is its other side and imports the words of their protocol from here.
+
+**Protocol.** A stream socket; each message is `HEADER` (body length, kind, number of the command) and a body:
+
+* `START`: argc, then the strings of argv and the `NAME=value` strings of the environment, joined by NUL; with it go
+  three descriptors: the directory to start in, and the write ends for stdout and stderr.
+* `TERMINATE`: SIGTERM to the command's process group. From here on the warden leaves the group alone until `KILL`.
+* `KILL`: end the command and all its descendants.
+* `READY`: the warden is set up. `STARTED`: the pid. `FAILED`: what failed (`Stage`) and errno.
+* `EXITED`: the wait status of the command's own process, and whether it had been told to end before it did.
+* `ENDED`: how many processes of the command could not be ended; 0 unless the kernel holds one.
+
+Once a command's own process has exited, what it left is ended without being asked.
+
+**Whose is a process?** Each command runs with a soft limit of its own on real-time CPU time (`RLIMIT_RTTIME`), a
+number so large that it limits nothing. It is inherited by every descendant, through fork, exec, `setsid` and `env -i`,
+and `/proc/PID/limits` shows it: the tag. An orphan (a child of the warden that is no command's own process) belongs to
+the command whose tag it carries, else to the one whose session it is in, and every other process to where its parent
+belongs. An orphan that belongs nowhere is ended when the next command ends.
+"""
+
+# ruff: noqa: PTH208 - a script that starts in milliseconds: pathlib alone would double its imports
+
+import contextlib
+import ctypes
+import errno
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+
+HEADER = struct.Struct("!IBI")
+START, TERMINATE, KILL = 1, 2, 3
+READY, STARTED, FAILED, EXITED, ENDED = 16, 17, 18, 19, 20
+
+ARGC = struct.Struct("!I")
+PID = struct.Struct("!I")
+FAILURE = struct.Struct("!Bi")
+EXIT = struct.Struct("!iB")
+LEFT = struct.Struct("!I")
+
+STAGE_DESCRIPTORS, STAGE_DIRECTORY, STAGE_PROGRAM = 1, 2, 3
+
+GIVE_UP_SECONDS = 3.0
+"""How long the end of a command is waited for; only a process the kernel holds on to takes longer."""
+
+_PR_SET_DUMPABLE = 4
+_PR_SET_CHILD_SUBREAPER = 36
+
+_TAG_BASE = 1 << 62
+_TAG_SPAN = 1 << 32
+_LIMIT_NAME = b"Max realtime timeout"
+
+OUTSIDE, UNKNOWN = -1, -2
+_FREEZE_SECONDS = 0.05
+_FIRST_DELAY, _LAST_DELAY = 0.001, 0.05
+
+
+class Process:
+    """A line of the process table."""
+
+    __slots__ = ("group", "parent", "pid", "session")
+
+    def __init__(self, pid: int, parent: int, group: int, session: int) -> None:
+        self.pid = pid
+        self.parent = parent
+        self.group = group
+        self.session = session
+
+
+def read_process(pid: int) -> Process | None:
+    """Return a process by its pid; None when there is none. Raises OSError when that cannot be told."""
+    raw = _read_proc(pid, "stat")
+    if not raw:
+        return None
+    # The name stands in parentheses and may hold anything, parentheses included.
+    _, parent, group, session, _ = raw[raw.rindex(b")") + 2 :].split(None, 4)
+    return Process(pid, int(parent), int(group), int(session))
+
+
+def read_tag(pid: int) -> int | None:
+    """Return the tag a process carries; None when it has none or is gone."""
+    for line in _read_proc(pid, "limits").splitlines():
+        if line.startswith(_LIMIT_NAME):
+            soft = line[len(_LIMIT_NAME) :].split(None, 1)[0]
+            return int(soft) if soft.isdigit() and int(soft) >= _TAG_BASE else None
+    return None
+
+
+def tags_of(warden: int) -> range:
+    """Return the tags that the warden with this pid gives."""
+    first = _TAG_BASE + warden * _TAG_SPAN
+    return range(first, first + _TAG_SPAN)
+
+
+def _read_proc(pid: int, name: str) -> bytes:
+    try:
+        fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return b""  # gone, or another user's behind hidepid, which is none of ours
+    try:
+        return os.read(fd, 4096)
+    except ProcessLookupError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def become_subreaper() -> None:
+    """Make this process the new parent of its orphaned descendants. Raises OSError where there is no such thing."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+class Family:
+    """The descendants of one process, this one: who they are and how they end.
+
+    A scan of `/proc` is no snapshot: a process that forks and exits while it runs can be missed. What a scan tells for
+    certain is that nobody is left, as long as no child is reaped meanwhile. Take a descendant that lives when the scan
+    begins and go up its line: the last ancestor below this process is a child of it, alive or a zombie not yet
+    reaped, and so it stays listed until the scan is over. Hence: end what was found, reap, scan again, until a scan
+    finds nothing.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    def owner_of_child(self, child: Process) -> int:
+        """Return the number of the command a child belongs to, or `OUTSIDE` or `UNKNOWN`."""
+        raise NotImplementedError
+
+    def scan(self) -> dict[int, list[Process]]:
+        """Return the descendants by the command they belong to. Raises OSError when `/proc` cannot be read."""
+        table: dict[int, Process] = {}
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                process = read_process(int(name))
+                if process is not None:
+                    table[process.pid] = process
+        owners = {self._pid: OUTSIDE}
+        families: dict[int, list[Process]] = {}
+        for start in table.values():
+            line: list[Process] = []
+            current: Process | None = start
+            owner = OUTSIDE
+            while current is not None:
+                known = owners.get(current.pid)
+                if known is not None:
+                    owner = known
+                    break
+                owners[current.pid] = OUTSIDE  # until it is known; also ends a circle that a reused pid made
+                line.append(current)
+                if current.parent == self._pid:
+                    owner = self.owner_of_child(current)
+                    break
+                current = table.get(current.parent)
+            for process in line:
+                owners[process.pid] = owner
+                if owner != OUTSIDE:
+                    families.setdefault(owner, []).append(process)
+        return families
+
+    def end(self, wanted: set[int]) -> dict[int, list[Process]]:
+        """SIGKILL what belongs to the wanted commands or to none; return what the first scan found.
+
+        Everything is stopped before anything is killed, so that no process sees another one die and forks in answer.
+        Who forks and exits faster than this looks is left for the next round, and its group with it: a signal to a
+        group reaches all of it at once.
+        """
+        first: dict[int, list[Process]] | None = None
+        stopped: dict[int, Process] = {}
+        until = time.monotonic() + _FREEZE_SECONDS
+        while True:
+            families = self.scan()
+            if first is None:
+                first = families
+            fresh = [
+                process
+                for owner in (*wanted, UNKNOWN)
+                for process in families.get(owner, ())
+                if process.pid not in stopped
+            ]
+            if not fresh:
+                break
+            self._signal(fresh, signal.SIGSTOP)
+            stopped.update((process.pid, process) for process in fresh)
+            if time.monotonic() > until:
+                break
+        self._signal(list(stopped.values()), signal.SIGKILL)
+        return first
+
+    @staticmethod
+    def _signal(processes: list[Process], number: int) -> None:
+        own = os.getpgid(0)
+        for group in {process.group for process in processes} - {own, 0, 1}:
+            # A group lies within one session, and a session within one command: nobody else is hit. A pid is handed
+            # out again only after all the others were, so those just read still name the same processes.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, number)
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process.pid, number)
+
+
+class Command:
+    """A command and how far its end has come."""
+
+    __slots__ = ("asked", "deadline", "exited", "held", "killing", "number", "pid", "reported")
+
+    def __init__(self, number: int, pid: int) -> None:
+        self.number = number
+        self.pid = pid
+        self.asked = False  # told to end before its own process had exited
+        self.held = False  # what it leaves may use its grace
+        self.killing = False
+        self.exited = False
+        self.deadline = 0.0  # after which ENDED is sent with what is left; 0 while no end is due
+        self.reported = False
+
+
+class Warden(Family):
+    """The loop: messages from the service, children that exit, commands that have to end."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__()
+        self._connection = connection
+        self._inbox = bytearray()
+        self._outbox = bytearray()
+        self._descriptors: list[list[int]] = []
+        self._commands: dict[int, Command] = {}
+        self._by_leader: dict[int, Command] = {}
+        self._by_session: dict[int, int] = {}
+        self._given_up: set[int] = set()
+        self._childless = True
+        self._delay = _FIRST_DELAY
+        self._tags = tags_of(self._pid)
+        self._hard = resource.getrlimit(resource.RLIMIT_RTTIME)[1]
+        # Where the hard limit is finite nothing can be tagged: then all orphans in sessions of their own are ended
+        # together with the first command that ends.
+        self._tagging = self._hard == resource.RLIM_INFINITY
+        self._signals = {s for s in signal.valid_signals() if s not in {signal.SIGKILL, signal.SIGSTOP}}
+        self._wake, wake_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        """Work until the service closes its end, then end everything."""
+        poller = select.poll()
+        poller.register(self._connection, select.POLLIN)
+        poller.register(self._wake, select.POLLIN)
+        connection = self._connection.fileno()
+        self._send(READY, 0, b"")
+        timeout: float | None = None
+        while True:
+            ready = [fd for fd, _ in poller.poll(None if timeout is None else timeout * 1000)]
+            if self._wake in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake, 4096)
+            if connection in ready and not self._receive():
+                break
+            self._reap()
+            timeout = self._settle()
+            if self._outbox:
+                try:
+                    self._connection.sendall(self._outbox)
+                except OSError:
+                    break
+                self._outbox.clear()
+        self._end_all()
+
+    # -- messages -------------------------------------------------------------------------------------------------
+
+    def _receive(self) -> bool:
+        """Take in what is there; False at the end of the stream."""
+        try:
+            data, ancillary, flags, _ = self._connection.recvmsg(
+                1 << 18, socket.CMSG_SPACE(3 * 4), socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        # The kernel ends a read at each set of descriptors, so there is at most one here, and START by START they
+        # come in order. One that did not fit under this process's descriptor limit comes short, not late.
+        if ancillary or flags & socket.MSG_CTRUNC:
+            received: list[int] = []
+            for _, _, raw in ancillary:
+                received += [int.from_bytes(raw[i : i + 4], sys.byteorder) for i in range(0, len(raw) - 3, 4)]
+            self._descriptors.append(received)
+        self._inbox += data
+        while len(self._inbox) >= HEADER.size:
+            length, kind, number = HEADER.unpack_from(self._inbox)
+            end = HEADER.size + length
+            if len(self._inbox) < end:
+                break
+            body = bytes(self._inbox[HEADER.size : end])
+            del self._inbox[:end]
+            self._dispatch(kind, number, body)
+        return bool(data)
+
+    def _dispatch(self, kind: int, number: int, body: bytes) -> None:
+        if kind == START:
+            self._start(number, body, self._descriptors.pop(0))
+            return
+        self._reap()  # who exited before this message was read has exited by itself
+        command = self._commands.get(number)
+        if command is None:
+            return
+        if not command.exited:
+            command.asked = True
+        if kind == KILL:
+            command.killing = True
+        elif not command.exited:
+            command.held = True
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(command.pid, signal.SIGTERM)
+
+    def _send(self, kind: int, number: int, body: bytes) -> None:
+        self._outbox += HEADER.pack(len(body), kind, number) + body
+
+    # -- starting -------------------------------------------------------------------------------------------------
+
+    def _start(self, number: int, body: bytes, descriptors: list[int]) -> None:
+        if len(descriptors) != 3:
+            for fd in descriptors:
+                os.close(fd)
+            self._send(FAILED, number, FAILURE.pack(STAGE_DESCRIPTORS, errno.EMFILE))
+            return
+        directory, stdout, stderr = descriptors
+        stage = STAGE_DIRECTORY
+        try:
+            os.fchdir(directory)
+            stage = STAGE_PROGRAM
+            pid = self._spawn(number, body, stdout, stderr)
+        except OSError as error:
+            self._send(FAILED, number, FAILURE.pack(stage, error.errno or errno.EIO))
+        else:
+            command = Command(number, pid)
+            self._commands[number] = self._by_leader[pid] = command
+            self._by_session[pid] = number
+            self._send(STARTED, number, PID.pack(pid))
+        finally:
+            os.chdir("/")  # hold no workspace
+            for fd in descriptors:
+                os.close(fd)
+
+    def _spawn(self, number: int, body: bytes, stdout: int, stderr: int) -> int:
+        (argc,) = ARGC.unpack_from(body)
+        strings = body[ARGC.size :].split(b"\0")
+        environment: dict[bytes, bytes] = {}
+        for entry in strings[argc:]:
+            name, _, value = entry.partition(b"=")
+            environment[name] = value
+        if self._tagging:
+            resource.setrlimit(resource.RLIMIT_RTTIME, (self._tags[number % _TAG_SPAN], self._hard))
+        # posix_spawn is vfork and exec: its cost does not depend on the size of a process.
+        return os.posix_spawn(
+            strings[0],
+            strings[:argc],
+            environment,
+            file_actions=(
+                (os.POSIX_SPAWN_OPEN, 0, b"/dev/null", os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, stdout, 1),
+                (os.POSIX_SPAWN_DUP2, stderr, 2),
+            ),
+            setsid=True,
+            setsigmask=(),
+            setsigdef=self._signals,
+        )
+
+    # -- ending ---------------------------------------------------------------------------------------------------
+
+    def owner_of_child(self, child: Process) -> int:
+        """Return the number of the command an orphan or a command's own process belongs to."""
+        leader = self._by_leader.get(child.pid)
+        if leader is not None:
+            return leader.number
+        tag = read_tag(child.pid) if self._tagging else None
+        if tag is not None and tag in self._tags:
+            number = tag - self._tags.start
+            if number in self._commands:
+                return number
+        return self._by_session.get(child.session, UNKNOWN)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                self._childless = True
+                return
+            if pid == 0:
+                self._childless = False
+                return
+            self._given_up.discard(pid)
+            command = self._by_leader.pop(pid, None)
+            if command is not None:
+                command.exited = True
+                self._send(EXITED, command.number, EXIT.pack(status, command.asked))
+
+    def _settle(self) -> float | None:
+        """Bring the commands that have to end closer to it; return when to look again, in seconds."""
+        due = [command for command in self._commands.values() if command.exited or command.killing]
+        if not due:
+            self._delay = _FIRST_DELAY
+            return None
+        if self._childless:
+            for command in due:
+                self._ended(command, 0)
+            return None
+        now = time.monotonic()
+        wanted = {command.number for command in due if command.killing or not command.held}
+        try:
+            families = self.end(wanted) if wanted else self.scan()
+        except OSError:
+            families = None  # no descriptor or memory to look with: again in a moment
+        delay: float | None = None
+        for command in due:
+            if families is None:
+                left = 1
+            else:
+                strays = families.get(UNKNOWN, ()) if command.number in wanted else ()
+                left = len(families.get(command.number, ())) + sum(s.pid not in self._given_up for s in strays)
+            if command.exited and not left:
+                if command.number in wanted:
+                    self._ended(command, 0)
+                else:
+                    command.killing = True  # its grace is over: nothing of it is left but perhaps strays
+                    delay = 0.0
+                continue
+            if command.number not in wanted:
+                continue  # within its grace: the exit of the last process, a child by then, wakes this loop
+            command.deadline = command.deadline or now + GIVE_UP_SECONDS
+            if now > command.deadline and not command.reported:
+                command.reported = True
+                self._given_up.update(p.pid for p in (families or {}).get(UNKNOWN, ()))
+                self._send(ENDED, command.number, LEFT.pack(max(left, 1)))
+            delay = self._delay if delay is None else delay
+        if delay:
+            self._delay = min(self._delay * 2, _LAST_DELAY)
+        return delay
+
+    def _ended(self, command: Command, left: int) -> None:
+        del self._commands[command.number]
+        if self._by_session.get(command.pid) == command.number:
+            del self._by_session[command.pid]
+        if not command.reported:
+            self._send(ENDED, command.number, LEFT.pack(left))
+        self._delay = _FIRST_DELAY
+
+    def _end_all(self) -> None:
+        """End every descendant: the service is gone, or has no more use for this process."""
+        until = time.monotonic() + GIVE_UP_SECONDS
+        delay = _FIRST_DELAY
+        while time.monotonic() < until:
+            self._reap()
+            if self._childless:
+                return
+            with contextlib.suppress(OSError):
+                self.end(set(self._commands))
+            time.sleep(delay)
+            delay = min(delay * 2, _LAST_DELAY)
+
+
+def main() -> None:
+    """Run as the warden on the socket whose descriptor is the first argument."""
+    # A terminal's ^C and a service manager's SIGTERM go to everyone in sight. The service decides when to stop, and
+    # this process goes when the service has gone.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.set_inheritable(False)
+    become_subreaper()
+    # The environments of all commands pass through here; a command of the same user may not read them.
+    _prctl(_PR_SET_DUMPABLE, 0)
+    if read_process(os.getpid()) is None:
+        sys.exit("toolcrib: commands cannot be supervised without /proc")
+    Warden(connection).serve()
+
+
+if __name__ == "__main__":
+    main()
