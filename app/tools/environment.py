@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from app.domain.workspace import WorkspaceOptions
 from app.sandbox.base import Sandbox
 from app.sandbox.file_pool import FilePool
+from app.sandbox.ripgrep import Ripgrep
 from app.tools.file_mutation_queue import FileMutationQueue
 
 
@@ -14,7 +15,9 @@ class ToolEnvironment:
     """`cwd` is the workspace's root. `files` and `mutations` are shared by every tool of the process.
 
     `root_identity` is the `(st_dev, st_ino)` the root had when the workspace was made; None does not check.
-    `output_url` gives the URL under which a call's captured output can be had, for a caller's call id.
+    `ripgrep` is what grep runs, shared too; None makes one of its own for each tool, in `sandbox`. `powershell` is the
+    path of pwsh; None looks for it on the commands' PATH.
+    `output_url` gives the URL of a call's captured output for the caller's call id, or None when it has none.
     """
 
     cwd: str
@@ -23,4 +26,6 @@ class ToolEnvironment:
     files: FilePool
     mutations: FileMutationQueue
     root_identity: tuple[int, int] | None = None
-    output_url: Callable[[str], str] | None = None
+    output_url: Callable[[str], str | None] | None = None
+    ripgrep: Ripgrep | None = None
+    powershell: str | None = None
