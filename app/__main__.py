@@ -1,0 +1,174 @@
+"""`toolcrib`: serve, migrate, make keys. The only place that knows uvicorn."""
+
+import argparse
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import Final
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+
+from app import __version__
+from app.api.dependencies import Services
+from app.errors import ConfigurationError
+from app.main import create_app, create_key, migrate
+from app.settings import Settings, unknown_variables, variable
+from app.telemetry import configure_logging
+
+# Together with the last commits of the lifespan this stays below 9 s.
+GRACE_SECONDS: Final = 5.0
+DRAIN_SECONDS: Final = 7.0
+CLOSE_SECONDS: Final = 1
+KEEP_ALIVE_SECONDS: Final = 75
+
+_log = structlog.get_logger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit status: 2 for a wrong setting."""
+    parser = argparse.ArgumentParser(prog="toolcrib", description="File and shell tools over HTTP.")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    commands.add_parser("serve", help="bring the database up to date and serve (the default)")
+    commands.add_parser("migrate", help="bring the database up to date")
+    commands.add_parser("version", help="print the version")
+    key = commands.add_parser("key", help="API keys").add_subparsers(dest="key_command", required=True)
+    create = key.add_parser("create", help="make a key and print it")
+    create.add_argument("--name", default="", help="what the key is for")
+    asked = parser.parse_args(arguments)
+    if asked.command == "version":
+        sys.stdout.write(f"toolcrib {__version__}\n")
+        return 0
+    try:
+        settings = Settings.load()
+        configure_logging(settings.log_level, settings.log_format)
+        for name, nearest in unknown_variables(os.environ):
+            _log.warning("unknown_setting", variable=name, did_you_mean=nearest)
+        if asked.command == "migrate":
+            migrate(settings)
+        elif asked.command == "key":
+            sys.stdout.write(create_key(settings, asked.name) + "\n")
+        else:
+            _serve(settings)
+    except ConfigurationError as error:
+        sys.stderr.write(f"toolcrib: {error}\n")
+        return 2
+    return 0
+
+
+class Server(uvicorn.Server):
+    """A server that drains before it closes.
+
+    The first signal turns new work away and gives batches that run 5 s, in which their streams stay open; a second one
+    skips that. Only when every batch has ended, or 7 s are over, are connections closed.
+    """
+
+    def __init__(self, config: uvicorn.Config, services: Services, new_token: str | None) -> None:
+        super().__init__(config)
+        self._services = services
+        self._new_token = new_token
+        self._loop = asyncio.get_running_loop()
+        self._told_to_stop = False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        lines = [f"Toolcrib {__version__} listens on {address}"]
+        if self._new_token is not None:
+            lines += [
+                "This is the first start, so an API key was made. It is shown this once:",
+                f"  {self._new_token}",
+                f"Open {address}/docs#key={self._new_token}",
+            ]
+        sys.stdout.write("\n".join(lines) + "\n")
+        sys.stdout.flush()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler
+        self._services.readiness.draining = True
+        if self._told_to_stop:
+            self._loop.call_soon_threadsafe(self._services.batches.abort)
+        self._told_to_stop = True
+
+    async def on_tick(self, counter: int) -> bool:
+        if not self._told_to_stop:
+            return await super().on_tick(counter)
+        _log.info("draining", grace_seconds=GRACE_SECONDS)
+        try:
+            async with asyncio.timeout(DRAIN_SECONDS):
+                await self._services.batches.drain(GRACE_SECONDS)
+        except TimeoutError:
+            _log.warning("batches_left_unfinished", seconds=DRAIN_SECONDS)
+        # What is still open now is cut: sse-starlette sees this flag, uvicorn closes the rest.
+        self.should_exit = True
+        return True
+
+
+def _serve(settings: Settings) -> None:
+    with _bind(settings) as listener:
+        app = create_app(settings)
+        config = uvicorn.Config(
+            app,
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=CLOSE_SECONDS,
+        )
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            runner.run(_serve_until_stopped(settings, app, config, listener))
+
+
+async def _serve_until_stopped(
+    settings: Settings, app: FastAPI, config: uvicorn.Config, listener: socket.socket
+) -> None:
+    # The lifespan is entered here and not by uvicorn, so that a refused start is one sentence and no traceback.
+    async with app.router.lifespan_context(app):
+        services: Services = app.state.services
+        token = await _first_key(settings, services)
+        server = Server(config, services, token)
+        await server.serve(sockets=[listener])
+    _log.info("stopped")
+
+
+async def _first_key(settings: Settings, services: Services) -> str | None:
+    """Make a key when there is none and return its token."""
+    if await services.keys.any():
+        return None
+    if not settings.loopback:
+        raise ConfigurationError(
+            f"there is no API key and {variable('host')} is {settings.host}, which others can reach: set "
+            f"{variable('api_key')}, or make one with `toolcrib key create`."
+        )
+    return await services.keys.create("first start")
+
+
+def _bind(settings: Settings) -> socket.socket:
+    listener: socket.socket | None = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        # With its protocol named, so that the event loop knows TCP when it sees it and turns Nagle's algorithm off.
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        if listener is not None:
+            listener.close()
+        raise ConfigurationError(
+            f"cannot listen on {variable('host')} {settings.host}, {variable('port')} {settings.port}: "
+            f"{error.strerror or error}."
+        ) from None
+    return listener
+
+
+if __name__ == "__main__":
+    sys.exit(main())

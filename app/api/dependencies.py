@@ -1,0 +1,247 @@
+"""What routes share: the services, the caller behind a key, parameters, bodies."""
+
+import asyncio
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from fastapi import Path, Query, Request, Security
+from fastapi.security import HTTPBearer, SecurityScopes
+from pydantic import AfterValidator
+
+from app.api.errors import NotAcceptable, UnsupportedMediaType
+from app.domain.ids import Prefix, is_id
+from app.domain.json_codec import JsonSyntaxError, JsonValueError, parse
+from app.errors import (
+    Forbidden,
+    InvalidCursor,
+    InvalidRequest,
+    MalformedJson,
+    NotFound,
+    Overloaded,
+    PayloadTooLarge,
+    Unauthorized,
+)
+from app.services.batches import BatchService
+from app.services.keys import Caller, KeyService
+from app.services.readiness import Readiness
+from app.services.tool_catalog import ToolCatalog
+from app.services.workspaces import WorkspaceService
+
+BODY_MAX_BYTES: Final = 16 * 1024 * 1024
+WAIT_MAX_SECONDS: Final = 60.0
+# Parsing this much takes longer than handing it to a thread.
+_PARSE_INLINE_BYTES: Final = 64 * 1024
+_PREFER_WAIT: Final = re.compile(r"(?:^|[,;])\s*wait\s*=\s*\"?(\d{1,9})\"?\s*(?=$|[,;])", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What `/version` tells."""
+
+    version: str
+    python: str
+    database: str
+    sandbox: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Everything routes call. `app.main` builds it and puts it into `app.state.services`."""
+
+    keys: KeyService
+    workspaces: WorkspaceService
+    batches: BatchService
+    tools: ToolCatalog
+    readiness: Readiness
+    about: About
+
+
+def services_of(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+class ApiKey(HTTPBearer):
+    """What every request of `/v1` passes: its bearer key, then the names of its query parameters.
+
+    In this order, because who has no key is told nothing else.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(scheme_name="apiKey", description="`Authorization: Bearer <API key>`", auto_error=False)
+
+    async def __call__(self, request: Request, security_scopes: SecurityScopes) -> Caller:  # type: ignore[override]
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        token = token.strip()
+        if scheme.lower() != "bearer" or not token:
+            raise Unauthorized(
+                "send your API key as Authorization: Bearer <key>", headers={"WWW-Authenticate": "Bearer"}
+            )
+        caller = await services_of(request).keys.caller(token)
+        if caller is None:
+            raise Unauthorized("there is no such API key", headers={"WWW-Authenticate": 'Bearer error="invalid_token"'})
+        for scope in security_scopes.scopes:
+            if scope not in caller.scopes:
+                raise Forbidden(f"the API key lacks the scope {scope}", scope=scope)
+        if request.scope["query_string"]:
+            _refuse_unknown_parameters(request)
+        return caller
+
+
+_api_key: Final = ApiKey()
+Reader = Annotated[Caller, Security(_api_key, scopes=["read"])]
+Writer = Annotated[Caller, Security(_api_key, scopes=["write"])]
+
+
+def _refuse_unknown_parameters(request: Request) -> None:
+    # A filter that is not applied would give a wrong answer.
+    known = _query_names(request)
+    unknown = [name for name in request.query_params if name not in known]
+    if unknown:
+        has = f"it has {', '.join(sorted(known))}" if known else "it has none"
+        errors = [
+            {"parameter": name, "code": "unknown_parameter", "message": f"no such parameter; {has}"} for name in unknown
+        ]
+        raise InvalidRequest(f"there is no query parameter {unknown[0]} here, {has}", errors=errors)
+
+
+def _query_names(request: Request) -> set[str]:
+    dependants = [request.scope["route"].dependant]
+    names: set[str] = set()
+    while dependants:
+        dependant = dependants.pop()
+        names.update(field.alias for field in dependant.query_params)
+        dependants += dependant.dependencies
+    return names
+
+
+def refuse_when_draining(services: Services) -> None:
+    """Raise Overloaded for what makes something once the service was told to stop."""
+    if services.readiness.draining:
+        raise Overloaded("the service is about to stop; send this again to the one that follows")
+
+
+# -- parameters -------------------------------------------------------------------------------------------------------
+
+
+def _id_of(prefix: Prefix, noun: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if not is_id(value, prefix):
+            raise NotFound(f"there is no {noun} {value[:64]}")
+        return value
+
+    return AfterValidator(check)
+
+
+WorkspaceId = Annotated[str, Path(description="The workspace's id, `ws_…`."), _id_of("ws", "workspace")]
+BatchId = Annotated[str, Path(description="The batch's id, `batch_…`."), _id_of("batch", "batch")]
+CallId = Annotated[str, Path(description="The call's id, `call_…`; not your own `toolCallId`."), _id_of("call", "call")]
+Limit = Annotated[int, Query(ge=1, le=200, description="Items of a page at most.")]
+Cursor = Annotated[str | None, Query(description="`nextCursor` of the page before.")]
+Wait = Annotated[
+    float | None,
+    Query(ge=0, allow_inf_nan=False, description="Wait this many seconds for the end, 60 at most whatever is asked."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How long an answer may take; `applied` is the value of `Preference-Applied`, None when nothing was preferred."""
+
+    seconds: float
+    applied: str | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.applied is None else {"Preference-Applied": self.applied}
+
+
+def waiting(request: Request, wait: float | None, default: float = 0) -> Waiting:
+    """Return how long to wait: `?wait=`, else `Prefer: wait=` (RFC 7240), else the route's own default."""
+    if wait is not None:
+        return Waiting(min(wait, WAIT_MAX_SECONDS))
+    for value in request.headers.getlist("prefer"):
+        found = _PREFER_WAIT.search(value)
+        if found is not None:
+            seconds = min(int(found[1]), int(WAIT_MAX_SECONDS))
+            return Waiting(seconds, f"wait={seconds}")
+    return Waiting(default)
+
+
+def event_cursor(request: Request, after: str | None) -> int:
+    """Return the event id a stream goes on after: `Last-Event-ID`, else `?after=`; 0 is the start.
+
+    Raises:
+        InvalidCursor: it is no number.
+    """
+    header = request.headers.get("last-event-id")
+    value = (after or "") if header is None else header.strip()
+    if not value:
+        return 0
+    if not value.isascii() or not value.isdigit() or len(value) > 18:
+        raise InvalidCursor(f"the cursor {value[:64]!r} is no event id; send the last id you have seen, or 0")
+    return int(value)
+
+
+def accepts_events(request: Request) -> bool:
+    """Whether the client asks for an event stream by name."""
+    return any("text/event-stream" in value.lower() for value in request.headers.getlist("accept"))
+
+
+def require_events(request: Request) -> None:
+    """Raise NotAcceptable when the client rules an event stream out."""
+    accepted = ",".join(request.headers.getlist("accept")).lower()
+    if accepted and not any(kind in accepted for kind in ("text/event-stream", "text/*", "*/*")):
+        raise NotAcceptable("this is an event stream; send Accept: text/event-stream")
+
+
+# -- bodies -----------------------------------------------------------------------------------------------------------
+
+
+async def read_json(request: Request, *, empty: Any = None) -> Any:
+    """Return the JSON body, whatever its Content-Type says; `empty` for a body of no bytes.
+
+    Raises:
+        UnsupportedMediaType: it is compressed.
+        PayloadTooLarge: it is longer than 16 MiB.
+        MalformedJson: it is no JSON.
+        InvalidRequest: it holds a value Toolcrib refuses.
+    """
+    data = await _read_body(request)
+    if not data and empty is not None:
+        return empty
+    try:
+        return parse(data) if len(data) <= _PARSE_INLINE_BYTES else await asyncio.to_thread(parse, data)
+    except JsonSyntaxError as error:
+        raise MalformedJson(str(error)) from None
+    except JsonValueError as error:
+        message = str(error)
+        raise InvalidRequest(message, errors=[{"pointer": "#", "code": "json_value", "message": message}]) from None
+
+
+def refuse_encoded(request: Request) -> None:
+    """Raise UnsupportedMediaType when the body is compressed."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise UnsupportedMediaType("send the body without Content-Encoding", headers={"Accept-Encoding": "identity"})
+
+
+async def _read_body(request: Request) -> bytes:
+    refuse_encoded(request)
+    length = request.headers.get("content-length", "")
+    if length.isdigit() and int(length) > BODY_MAX_BYTES:
+        raise _too_large()
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > BODY_MAX_BYTES:
+            raise _too_large()
+        if chunk:
+            chunks.append(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _too_large() -> PayloadTooLarge:
+    return PayloadTooLarge(f"a body may have {BODY_MAX_BYTES} bytes; put large files into the workspace another way")

@@ -1,0 +1,100 @@
+"""Answers that go on: Server-Sent Events and live output, with a bound on how long a client may not read."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Final
+
+import structlog
+from sse_starlette.event import ServerSentEvent
+from sse_starlette.sse import EventSourceResponse, SendTimeoutError
+from starlette.requests import ClientDisconnect
+from starlette.responses import StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+
+PING_SECONDS: Final = 15
+SEND_SECONDS: Final = 30.0
+_HEADERS: Final = {"Cache-Control": "no-cache, no-transform"}
+
+_log = structlog.get_logger(__name__)
+
+
+def _ping() -> ServerSentEvent:
+    return ServerSentEvent(comment="ping", sep="\n")
+
+
+class EventStream(EventSourceResponse):
+    """Sends whole SSE frames as they come, a comment every 15 s, and ends with the frames.
+
+    A client that reads nothing for 30 s is dropped. `on_disconnect` is awaited when the client went away, or was
+    dropped, before the last frame.
+    """
+
+    def __init__(
+        self,
+        frames: AsyncGenerator[bytes, None],
+        *,
+        headers: Mapping[str, str] | None = None,
+        on_disconnect: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        super().__init__(
+            frames,
+            headers={**_HEADERS, **(headers or {})},
+            ping=PING_SECONDS,
+            ping_message_factory=_ping,
+            send_timeout=SEND_SECONDS,
+            sep="\n",
+            client_close_handler_callable=self._note_disconnect,
+        )
+        self._frames = frames
+        self._on_disconnect = on_disconnect
+        self._gone = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        complete = False
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal complete
+            complete = message["type"] == "http.response.body" and not message.get("more_body", False)
+            await send(message)
+
+        try:
+            await super().__call__(scope, receive, send_and_note)
+        except SendTimeoutError:
+            self._gone = True
+            _log.info("slow_client_dropped", path=scope["path"], seconds=SEND_SECONDS)
+            raise ClientDisconnect from None
+        finally:
+            # A generator that was never started runs no `finally` of its own, so this is the place for both.
+            await self._frames.aclose()
+            if self._gone and self._on_disconnect is not None:
+                await self._on_disconnect()
+        if not complete and not self._gone:
+            # Cut because the service stops: end the body properly. Without `batch_end` a client knows what it missed.
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _note_disconnect(self, _message: Message) -> None:
+        self._gone = True
+
+
+class BoundedStream(StreamingResponse):
+    """A StreamingResponse that drops a client which reads nothing for 30 s, and closes what it reads from."""
+
+    def __init__(
+        self, chunks: AsyncGenerator[bytes, None], status_code: int, headers: Mapping[str, str], media_type: str
+    ) -> None:
+        super().__init__(chunks, status_code, headers, media_type)
+        self._chunks = chunks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            try:
+                async with asyncio.timeout(SEND_SECONDS):
+                    await send(message)
+            except TimeoutError:
+                _log.info("slow_client_dropped", path=scope["path"], seconds=SEND_SECONDS)
+                raise ClientDisconnect from None
+
+        try:
+            await super().__call__(scope, receive, send_in_time)
+        finally:
+            await self._chunks.aclose()

@@ -1,0 +1,88 @@
+"""The OpenAPI 3.1 document: FastAPI's, with our request bodies and problem documents where FastAPI guesses."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
+
+from app.api.errors import KINDS
+from app.api.schemas import (
+    BatchRequestBody,
+    EventBody,
+    ProblemBody,
+    RequestModel,
+    WorkspacePatchBody,
+    WorkspaceRequestBody,
+)
+
+_REFERENCE: Final = "#/components/schemas/{model}"
+_REQUESTS: Final[tuple[type[RequestModel], ...]] = (BatchRequestBody, WorkspaceRequestBody, WorkspacePatchBody)
+_REQUEST_ID: Final = {
+    "description": "Yours when it matches `[A-Za-z0-9._-]{1,64}`, else made up; also in the log and the record.",
+    "schema": {"type": "string"},
+}
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+def problems(*codes: str) -> Responses:
+    """Return the documentation of error responses, one per status."""
+    found: dict[int | str, list[str]] = {}
+    for code in codes:
+        found.setdefault(KINDS[code].status, []).append(code)
+    return {
+        status: {
+            "description": "; ".join(f"`{code}`: {KINDS[code].title}" for code in names),
+            "content": {"application/problem+json": {"schema": reference(ProblemBody.__name__)}},
+        }
+        for status, names in found.items()
+    }
+
+
+def at_every_route() -> Responses:
+    """Return the documentation of what every route of `/v1` may answer."""
+    return problems("unauthorized", "forbidden", "invalid_request", "storage_unavailable")
+
+
+def reference(model: str) -> dict[str, str]:
+    return {"$ref": _REFERENCE.format(model=model)}
+
+
+def body_of(model: type[RequestModel], *, required: bool = True) -> dict[str, Any]:
+    """Return `openapi_extra` of a route that reads its JSON body itself."""
+    return {
+        "requestBody": {"required": required, "content": {"application/json": {"schema": reference(model.__name__)}}}
+    }
+
+
+def header(description: str, kind: str = "string") -> dict[str, Any]:
+    return {"description": description, "schema": {"type": kind}}
+
+
+def build_openapi(app: FastAPI) -> dict[str, Any]:
+    """Return the document; every response in it carries `X-Request-ID`."""
+    document = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes, tags=app.openapi_tags
+    )
+    _, definitions = models_json_schema(
+        [(model, "validation") for model in _REQUESTS] + [(ProblemBody, "serialization"), (EventBody, "serialization")],
+        by_alias=True,
+        ref_template=_REFERENCE,
+    )
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    schemas.update(definitions["$defs"])
+    for path in document["paths"].values():
+        for operation in path.values():
+            _complete(operation)
+    document["components"]["schemas"] = dict(sorted(schemas.items()))
+    return document
+
+
+def _complete(operation: Mapping[str, Any]) -> None:
+    for response in operation["responses"].values():
+        response.setdefault("headers", {})["X-Request-ID"] = _REQUEST_ID
+        if "application/problem+json" in response.get("content", {}):
+            # FastAPI adds the route's own media type to every response it documents.
+            response["content"] = {"application/problem+json": response["content"]["application/problem+json"]}

@@ -1,0 +1,265 @@
+"""Batches: one POST in three modes, reading, following, cancelling, and the one-tool short cut."""
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Path, Query, Request
+from starlette.responses import Response
+
+from app.api.dependencies import (
+    BatchId,
+    Cursor,
+    Limit,
+    Reader,
+    Services,
+    Wait,
+    WorkspaceId,
+    Writer,
+    accepts_events,
+    event_cursor,
+    read_json,
+    refuse_when_draining,
+    require_events,
+    services_of,
+    waiting,
+)
+from app.api.event_stream import EventStream
+from app.api.openapi import Responses, at_every_route, body_of, header, problems, reference
+from app.api.schemas import BatchBody, BatchListBody, BatchRequestBody, CallBody, EventBody, batch_request
+from app.api.wire import batch_item_json, batch_json, call_json, decode_cursor, json_response, list_response
+from app.domain.batch import Batch, BatchStatus
+from app.errors import NotFound
+from app.events.log import Updates
+from app.services.batches import BatchRequest, CallRequest
+from app.services.keys import Caller
+
+TOOL_WAIT_SECONDS: Final = 30.0
+
+router = APIRouter(prefix="/v1", tags=["batches"], responses=at_every_route())
+
+_LOCATION: Final = header("The batch, `/v1/batches/{id}`.")
+_APPLIED: Final = header("`wait=SECONDS` when `Prefer: wait=` was followed.")
+_STREAM: Final[dict[str, Any]] = {"schema": reference(EventBody.__name__)}
+_ACCEPTED: Final = (
+    "malformed_json",
+    "payload_too_large",
+    "unsupported_media_type",
+    "workspace_gone",
+    "workspace_moved",
+)
+_MAKES: Final = problems(*_ACCEPTED, "not_found", "overloaded", "storage_unavailable", "no_space")
+UpdatesParameter = Annotated[
+    Updates,
+    Query(
+        description="`delta`: output as it grows; `snapshot`: each update holds the last 16 KiB of the text so far; "
+        "`none`: no updates."
+    ),
+]
+
+
+@router.post(
+    "/workspaces/{workspace_id}/batches",
+    operation_id="createBatch",
+    summary="Submit a batch of tool calls",
+    description="By default the answer is 202 and the batch runs on. With `?wait=` or `Prefer: wait=` it is 200 when "
+    "the batch ended in time. With `Accept: text/event-stream` the answer is the event stream itself.",
+    status_code=202,
+    response_model=None,
+    openapi_extra=body_of(BatchRequestBody),
+    responses={
+        200: {
+            "model": BatchBody,
+            "description": "The batch has ended, or its event stream",
+            "content": {"text/event-stream": _STREAM},
+            "headers": {"Location": _LOCATION, "Preference-Applied": _APPLIED},
+        },
+        202: {
+            "model": BatchBody,
+            "description": "The batch was accepted",
+            "headers": {"Location": _LOCATION, "Preference-Applied": _APPLIED},
+        },
+        **_MAKES,
+    },
+)
+async def create_batch(
+    request: Request, workspace_id: WorkspaceId, caller: Writer, wait: Wait = None, updates: UpdatesParameter = "delta"
+) -> Response:
+    services = services_of(request)
+    refuse_when_draining(services)
+    asked = batch_request(await read_json(request))
+    batch = await _submit(services, request, workspace_id, asked, caller)
+    headers = {"Location": f"/v1/batches/{batch.id}"}
+    if accepts_events(request):
+        return _stream(services, batch, updates, headers)
+    time = waiting(request, wait)
+    if time.seconds > 0:
+        batch = await services.batches.get(batch.id, owner=None, wait=time.seconds)
+    return json_response(batch_json(batch), 200 if batch.status.terminal else 202, {**headers, **time.headers})
+
+
+@router.get(
+    "/workspaces/{workspace_id}/batches",
+    operation_id="listBatches",
+    summary="List a workspace's batches, newest first, without their calls",
+    response_model=None,
+    responses={
+        200: {"model": BatchListBody},
+        **problems("invalid_cursor", "not_found"),
+    },
+)
+async def list_batches(
+    request: Request,
+    workspace_id: WorkspaceId,
+    _caller: Reader,
+    status: Annotated[BatchStatus | None, Query()] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> Response:
+    page = await services_of(request).batches.list(
+        workspace_id, owner=None, status=status, before=decode_cursor(cursor, "batch"), limit=limit
+    )
+    return list_response(map(batch_item_json, page.items), page.next_before)
+
+
+@router.get(
+    "/batches/{batch_id}",
+    operation_id="getBatch",
+    summary="Get a batch with its calls; with `?wait=` once it has ended",
+    response_model=None,
+    responses={
+        200: {"model": BatchBody, "headers": {"Preference-Applied": _APPLIED}},
+        **problems("not_found"),
+    },
+)
+async def get_batch(request: Request, batch_id: BatchId, _caller: Reader, wait: Wait = None) -> Response:
+    time = waiting(request, wait)
+    batch = await services_of(request).batches.get(batch_id, owner=None, wait=time.seconds)
+    return json_response(batch_json(batch), headers=time.headers)
+
+
+_EVENTS: Final[Responses] = {
+    200: {"description": "The event stream", "content": {"text/event-stream": _STREAM}},
+    204: {"description": "The cursor is the last event there will ever be: stop"},
+    **problems("invalid_cursor", "not_found", "not_acceptable"),
+}
+
+
+@router.head(
+    "/batches/{batch_id}/events",
+    operation_id="headEvents",
+    summary="What a GET would answer, without the stream",
+    response_model=None,
+    response_class=Response,
+    responses=_EVENTS,
+)
+@router.get(
+    "/batches/{batch_id}/events",
+    operation_id="getEvents",
+    summary="Follow a batch: what was, then what is, until `batch_end`",
+    description="Goes on after `Last-Event-ID`, else after `?after=`; 0 or nothing is the start.",
+    response_model=None,
+    response_class=Response,
+    responses=_EVENTS,
+    openapi_extra={
+        "parameters": [
+            {
+                "name": "Last-Event-ID",
+                "in": "header",
+                "required": False,
+                "description": "The last event id you have seen. Wins over `after`.",
+                "schema": {"type": "string"},
+            }
+        ]
+    },
+)
+async def get_events(
+    request: Request,
+    batch_id: BatchId,
+    _caller: Reader,
+    after: Annotated[
+        str | None, Query(description="The last event id you have seen.", json_schema_extra={"pattern": "^[0-9]*$"})
+    ] = None,
+    updates: UpdatesParameter = "delta",
+) -> Response:
+    require_events(request)
+    cursor = event_cursor(request, after)
+    frames = await services_of(request).batches.open_events(batch_id, owner=None, cursor=cursor, updates=updates)
+    return Response(status_code=204) if frames is None else EventStream(frames)
+
+
+@router.post(
+    "/batches/{batch_id}/cancel",
+    operation_id="cancelBatch",
+    summary="Cancel a batch; asking again changes nothing",
+    status_code=202,
+    response_model=None,
+    responses={
+        200: {"model": BatchBody, "description": "The batch has ended"},
+        202: {"model": BatchBody, "description": "The batch is being stopped"},
+        **problems("not_found"),
+    },
+)
+async def cancel_batch(request: Request, batch_id: BatchId, _caller: Writer) -> Response:
+    batch = await services_of(request).batches.cancel(batch_id, owner=None)
+    return json_response(batch_json(batch), 200 if batch.status.terminal else 202)
+
+
+@router.post(
+    "/workspaces/{workspace_id}/tools/{tool}",
+    operation_id="callTool",
+    summary="Call one tool: the body is its arguments",
+    description="A batch of one that is waited for, 30 s unless `?wait=` says otherwise.",
+    response_model=None,
+    openapi_extra={
+        "requestBody": {
+            "required": False,
+            "content": {"application/json": {"schema": {"description": "The arguments; nothing is {}."}}},
+        }
+    },
+    responses={
+        200: {"model": CallBody, "description": "The call has ended", "headers": {"Location": _LOCATION}},
+        202: {
+            "model": CallBody,
+            "description": "The call goes on; its batch is at `Location`",
+            "headers": {"Location": _LOCATION},
+        },
+        **_MAKES,
+    },
+)
+async def call_tool(
+    request: Request,
+    workspace_id: WorkspaceId,
+    tool: Annotated[str, Path(description="The tool's name.")],
+    caller: Writer,
+    wait: Wait = None,
+) -> Response:
+    services = services_of(request)
+    refuse_when_draining(services)
+    if tool not in services.tools.names:
+        raise NotFound(f"there is no tool {tool[:64]}; there are {', '.join(services.tools.names)}")
+    arguments = await read_json(request, empty={})
+    asked = BatchRequest((CallRequest(None, tool, arguments),), metadata={})
+    batch = await _submit(services, request, workspace_id, asked, caller)
+    time = waiting(request, wait, default=TOOL_WAIT_SECONDS)
+    batch = await services.batches.get(batch.id, owner=None, wait=time.seconds)
+    headers = {"Location": f"/v1/batches/{batch.id}", **time.headers}
+    return json_response(call_json(batch.calls[0]), 200 if batch.status.terminal else 202, headers)
+
+
+async def _submit(
+    services: Services, request: Request, workspace_id: str, asked: BatchRequest, caller: Caller
+) -> Batch:
+    await services.workspaces.check_root(workspace_id)
+    return await services.batches.submit(
+        workspace_id, asked, owner=caller.id, request_id=request.scope["state"]["request_id"]
+    )
+
+
+def _stream(services: Services, batch: Batch, updates: Updates, headers: dict[str, str]) -> Response:
+    async def cancel() -> None:
+        await services.batches.cancel(batch.id, owner=None)
+
+    return EventStream(
+        services.batches.follow(batch, updates),
+        headers=headers,
+        on_disconnect=cancel if batch.on_disconnect == "cancel" else None,
+    )

@@ -1,0 +1,220 @@
+"""Calls: the record query, one call, its captured output, its cancel."""
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Final, Literal
+
+from fastapi import APIRouter, Query, Request
+from pydantic import AfterValidator, StringConstraints, WithJsonSchema
+from pydantic_core import PydanticCustomError
+from starlette.responses import Response
+
+from app.api.dependencies import CallId, Cursor, Limit, Reader, Writer, services_of
+from app.api.errors import RangeNotSatisfiable
+from app.api.event_stream import BoundedStream
+from app.api.openapi import Responses, at_every_route, header, problems
+from app.api.schemas import CallBody, CallListBody
+from app.api.wire import Budget, call_json, decode_cursor, json_response, list_response
+from app.domain.events import OutputStream
+from app.domain.tool_call import CallStatus
+from app.errors import ErrorCode
+from app.storage.base import CallFilter
+
+router = APIRouter(prefix="/v1/calls", tags=["calls"], responses=at_every_route())
+
+_RANGE: Final = re.compile(r"bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})\s*\Z", re.IGNORECASE)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_TEXT: Final = "text/plain; charset=utf-8"
+
+
+def _time(value: str) -> str:
+    _milliseconds(value)
+    return value
+
+
+def _milliseconds(value: str) -> int:
+    # In a query string an unescaped + is a blank, and a time with an offset is where that happens.
+    text = re.sub(r" (\d\d:\d\d)\Z", r"+\1", value.strip()).upper()
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        time = None
+    if time is None or time.tzinfo is None or "T" not in text.replace(" ", "T"):
+        raise PydanticCustomError("time", "this is no RFC 3339 time such as 2026-01-02T03:04:05.678Z")
+    return (time - _EPOCH) // timedelta(milliseconds=1)
+
+
+# Text that is compared with columns: visible, so that no database stumbles over it.
+Visible = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Line = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+Time = Annotated[str, AfterValidator(_time), WithJsonSchema({"type": "string", "format": "date-time"})]
+
+
+@router.get(
+    "",
+    operation_id="listCalls",
+    summary="Query the records of all calls, newest first",
+    description="Conditions are joined by AND. A page looks at a bounded number of rows and may be short, or empty, "
+    "and still have a `nextCursor`.",
+    response_model=None,
+    responses={
+        200: {"model": CallListBody},
+        **problems("invalid_cursor", "not_found"),
+    },
+)
+async def list_calls(
+    request: Request,
+    _caller: Reader,
+    workspace: Annotated[Visible | None, Query(description="The workspace's id.")] = None,
+    batch: Annotated[Visible | None, Query(description="The batch's id.")] = None,
+    tool: Annotated[Visible | None, Query(description="The tool's name.")] = None,
+    status: Annotated[CallStatus | None, Query()] = None,
+    error: Annotated[ErrorCode | None, Query(description="`error.code`.")] = None,
+    toolcall: Annotated[Visible | None, Query(description="Your own id, `toolCallId`.")] = None,
+    path: Annotated[Line | None, Query(description="A path that arguments or result name.")] = None,
+    q: Annotated[Line | None, Query(description="A text that stands in a string of arguments or result.")] = None,
+    since: Annotated[Time | None, Query(description="Queued at this time or later.")] = None,
+    until: Annotated[Time | None, Query(description="Queued at this time or earlier.")] = None,
+    minduration: Annotated[int | None, Query(ge=0, le=2**53, description="Ran for this many ms or longer.")] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> Response:
+    condition = CallFilter(
+        workspace_id=workspace,
+        batch_id=batch,
+        tool_name=tool,
+        status=status,
+        error_code=None if error is None else error.value,
+        tool_call_id=toolcall,
+        since=None if since is None else _milliseconds(since),
+        until=None if until is None else _milliseconds(until),
+        min_duration_ms=minduration,
+        path=path,
+        text=q,
+    )
+    page = await services_of(request).batches.calls(
+        condition, owner=None, before=decode_cursor(cursor, "call"), limit=limit
+    )
+    budget = Budget()
+    return list_response((call_json(call, budget) for call in page.items), page.next_before)
+
+
+@router.get(
+    "/{call_id}",
+    operation_id="getCall",
+    summary="Get one call, always with its whole result",
+    response_model=None,
+    responses={200: {"model": CallBody}, **problems("not_found")},
+)
+async def get_call(request: Request, call_id: CallId, _caller: Reader) -> Response:
+    return json_response(call_json(await services_of(request).batches.call(call_id, owner=None)))
+
+
+@router.post(
+    "/{call_id}/cancel",
+    operation_id="cancelCall",
+    summary="Cancel one call; asking again changes nothing",
+    status_code=202,
+    response_model=None,
+    responses={
+        200: {"model": CallBody, "description": "The call has ended"},
+        202: {"model": CallBody, "description": "The call is being stopped"},
+        **problems("not_found"),
+    },
+)
+async def cancel_call(request: Request, call_id: CallId, _caller: Writer) -> Response:
+    call = await services_of(request).batches.cancel_call(call_id, owner=None)
+    return json_response(call_json(call), 200 if call.status.terminal else 202)
+
+
+_BYTES: Final = {"text/plain": {"schema": {"type": "string"}}}
+_OUTPUT: Final[Responses] = {
+    200: {
+        "description": "The bytes as the command wrote them; they need not be valid UTF-8",
+        "content": _BYTES,
+        "headers": {"Accept-Ranges": header("`bytes`")},
+    },
+    206: {
+        "description": "The range that was asked for",
+        "content": _BYTES,
+        "headers": {"Content-Range": header("`bytes FIRST-LAST/ALL`")},
+    },
+    **problems("not_found", "range_not_satisfiable"),
+}
+
+
+@router.head(
+    "/{call_id}/output",
+    operation_id="headOutput",
+    summary="The length of the captured output",
+    response_model=None,
+    response_class=Response,
+    responses=_OUTPUT,
+)
+@router.get(
+    "/{call_id}/output",
+    operation_id="getOutput",
+    summary="Get the captured output of a call, whole, in part, or live",
+    description="While the call runs this is what was captured so far; with `?follow=true` the answer goes on until "
+    "the call has ended, and `Range` is ignored.",
+    response_model=None,
+    response_class=Response,
+    responses=_OUTPUT,
+    openapi_extra={
+        "parameters": [
+            {
+                "name": "Range",
+                "in": "header",
+                "required": False,
+                "description": "One range of bytes; several, or another unit, are answered with all of it.",
+                "schema": {"type": "string"},
+            }
+        ]
+    },
+)
+async def get_output(
+    request: Request,
+    call_id: CallId,
+    _caller: Reader,
+    stream: Annotated[
+        Literal["combined", "stdout", "stderr"], Query(description="`combined`: both, in the order they were read.")
+    ] = "combined",
+    follow: Annotated[bool, Query(description="Go on until the call has ended.")] = False,
+) -> Response:
+    batches = services_of(request).batches
+    call = await batches.call(call_id, owner=None)
+    only: OutputStream | None = None if stream == "combined" else stream
+    if follow:
+        if request.method == "HEAD":
+            return Response(headers={"Content-Type": _TEXT})
+        return BoundedStream(batches.follow_output(call, only, 0), 200, {}, _TEXT)
+    total = await batches.output_extent(call, only)
+    # Range is defined for GET alone.
+    wanted = None if request.method == "HEAD" else _range(request.headers.get("range"), total)
+    start, end = wanted or (0, total)
+    headers = {"Accept-Ranges": "bytes", "Content-Length": str(end - start)}
+    if request.method == "HEAD":
+        return Response(None, 200, headers, _TEXT)
+    if wanted is not None:
+        headers["Content-Range"] = f"bytes {start}-{end - 1}/{total}"
+    return BoundedStream(batches.output(call, only, start, end), 200 if wanted is None else 206, headers, _TEXT)
+
+
+def _range(value: str | None, total: int) -> tuple[int, int] | None:
+    """Return the bytes `start … end - 1` a Range header asks for; None when it is to be ignored.
+
+    Raises:
+        RangeNotSatisfiable: it begins past the end.
+    """
+    found = None if value is None else _RANGE.match(value.strip())
+    if found is None or not (found[1] or found[2]):
+        return None
+    if found[1]:
+        start, end = int(found[1]), min(int(found[2]) + 1, total) if found[2] else total
+        if found[2] and int(found[2]) < start:
+            return None
+    else:
+        start, end = max(0, total - int(found[2])), total
+    if start >= end:
+        raise RangeNotSatisfiable(f"the output has {total} bytes so far", headers={"Content-Range": f"bytes */{total}"})
+    return start, end

@@ -1,0 +1,135 @@
+"""Workspaces: made, adopted, listed, changed, deleted."""
+
+from typing import Final
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from app.api.dependencies import (
+    Cursor,
+    Limit,
+    Reader,
+    WorkspaceId,
+    Writer,
+    read_json,
+    refuse_when_draining,
+    services_of,
+)
+from app.api.openapi import at_every_route, body_of, header, problems
+from app.api.schemas import (
+    WorkspaceBody,
+    WorkspaceListBody,
+    WorkspacePatchBody,
+    WorkspaceRequestBody,
+    validated,
+)
+from app.api.wire import decode_cursor, json_response, list_response, workspace_json
+from app.services.workspaces import WorkspaceChange, WorkspaceRequest
+
+router = APIRouter(prefix="/v1/workspaces", tags=["workspaces"], responses=at_every_route())
+
+_BODY: Final = ("malformed_json", "payload_too_large", "unsupported_media_type")
+
+
+@router.post(
+    "",
+    operation_id="createWorkspace",
+    summary="Make a workspace, or adopt a directory as one",
+    description="Everything is optional; nothing at all makes an empty workspace.",
+    status_code=201,
+    response_model=None,
+    openapi_extra=body_of(WorkspaceRequestBody, required=False),
+    responses={
+        201: {"model": WorkspaceBody, "headers": {"Location": header("The workspace, `/v1/workspaces/{id}`.")}},
+        **problems(*_BODY, "conflict", "overloaded", "storage_unavailable", "no_space"),
+    },
+)
+async def create_workspace(request: Request, caller: Writer) -> Response:
+    services = services_of(request)
+    refuse_when_draining(services)
+    body = validated(WorkspaceRequestBody, await read_json(request, empty={}))
+    asked = WorkspaceRequest(
+        name=body.name,
+        metadata=body.metadata,
+        options=body.options,
+        files=body.files,
+        ttl_seconds=body.ttl_seconds,
+        trusted=body.trusted,
+        root=body.root,
+    )
+    workspace = await services.workspaces.create(asked, owner=caller.id)
+    return json_response(workspace_json(workspace), 201, {"Location": f"/v1/workspaces/{workspace.id}"})
+
+
+@router.get(
+    "",
+    operation_id="listWorkspaces",
+    summary="List workspaces, newest first; deleted ones too",
+    response_model=None,
+    responses={
+        200: {"model": WorkspaceListBody},
+        **problems("invalid_cursor"),
+    },
+)
+async def list_workspaces(request: Request, _caller: Reader, limit: Limit = 50, cursor: Cursor = None) -> Response:
+    before = decode_cursor(cursor, "ws")
+    page = await services_of(request).workspaces.list(owner=None, before=before, limit=limit)
+    return list_response(map(workspace_json, page.items), page.next_before)
+
+
+@router.get(
+    "/{workspace_id}",
+    operation_id="getWorkspace",
+    summary="Get a workspace; a deleted one is still there to read",
+    response_model=None,
+    responses={200: {"model": WorkspaceBody}, **problems("not_found")},
+)
+async def get_workspace(request: Request, workspace_id: WorkspaceId, _caller: Reader) -> Response:
+    workspace = await services_of(request).workspaces.get(workspace_id, owner=None)
+    return json_response(workspace_json(workspace))
+
+
+@router.patch(
+    "/{workspace_id}",
+    operation_id="updateWorkspace",
+    summary="Change fields of a workspace",
+    description="A field that is absent stays as it is; `options` and `metadata` are replaced as a whole. Batches that "
+    "run go on as they began.",
+    response_model=None,
+    openapi_extra=body_of(WorkspacePatchBody),
+    responses={
+        200: {"model": WorkspaceBody},
+        **problems(*_BODY, "not_found", "workspace_gone", "overloaded", "storage_unavailable", "no_space"),
+    },
+)
+async def update_workspace(request: Request, workspace_id: WorkspaceId, _caller: Writer) -> Response:
+    body = validated(WorkspacePatchBody, await read_json(request))
+    given = body.model_fields_set
+    change = WorkspaceChange(
+        fields=frozenset(given),
+        name=body.name,
+        metadata=body.metadata,
+        options=body.options,
+        trusted=body.trusted,
+        ttl_seconds=body.ttl_seconds,
+    )
+    workspace = await services_of(request).workspaces.update(workspace_id, change, owner=None)
+    return json_response(workspace_json(workspace))
+
+
+@router.delete(
+    "/{workspace_id}",
+    operation_id="deleteWorkspace",
+    summary="Delete a workspace: cancel what runs, remove a managed directory, keep the records",
+    description="An adopted directory is left as it is. Deleting again changes nothing.",
+    status_code=204,
+    response_model=None,
+    response_class=Response,
+    responses={
+        204: {"description": "The workspace is deleted"},
+        **problems("not_found", "overloaded", "storage_unavailable", "no_space"),
+    },
+)
+async def delete_workspace(request: Request, workspace_id: WorkspaceId, _caller: Writer) -> Response:
+    await services_of(request).workspaces.delete(workspace_id, owner=None)
+    return Response(status_code=204)

@@ -1,0 +1,314 @@
+"""The composition root: the one place that reads settings and builds things.
+
+Up: lock → database and migrations → writer, log, backend → recovery → ready. Down, in reverse: what runs is ended, what
+waits is stored, then everything is closed. The server drains before (`app.__main__`), so here little is left to end.
+"""
+
+import asyncio
+import os
+import platform
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Final
+
+import structlog
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from app import __version__
+from app.api.dependencies import About, Services
+from app.api.errors import add_error_handlers
+from app.api.middleware import FaultBarrier, RequestContext
+from app.api.openapi import build_openapi
+from app.api.routes import batches, calls, operations, tools, workspaces
+from app.domain.workspace import CAPTURE_BYTES, Workspace
+from app.errors import ConfigurationError
+from app.events.log import EventLog
+from app.execution.backends.local import LocalBackend
+from app.execution.finalizer import Finalizer
+from app.execution.recovery import recover
+from app.execution.runner import BatchRunner, ToolFactory
+from app.hooks.chain import hook_chain, load_hooks
+from app.sandbox.base import Sandbox
+from app.sandbox.file_pool import FilePool
+from app.sandbox.local import LocalSandbox
+from app.sandbox.refused import RefusedSandbox
+from app.services.batches import BatchService
+from app.services.keys import KeyService, make_key
+from app.services.readiness import Readiness
+from app.services.tool_catalog import ToolCatalog
+from app.services.workspace_roots import WorkspaceRoots
+from app.services.workspaces import WorkspaceService
+from app.settings import Settings, variable
+from app.storage.ballast import Ballast
+from app.storage.base import CreateKey, SchemaTooNew, StorageError
+from app.storage.instance_lock import InstanceLock
+from app.storage.read_pool import ReadPool
+from app.storage.record_writer import RecordWriter
+from app.storage.sql.storage import SqlStorage
+from app.tools.base import AgentTool
+from app.tools.file_mutation_queue import FileMutationQueue
+from app.tools.registry import ToolsOptions, all_tool_names, create_tool
+
+# For what a server that did not drain left running, and for what still waits to be stored.
+END_SECONDS: Final = 1.0
+STORE_SECONDS: Final = 2.0
+
+_DESCRIPTION: Final = (
+    "Lends an agent a workspace and tools to work in it: batches of tool calls, streamed as events, kept as records. "
+    "A tool that fails is never an HTTP error."
+)
+_TAGS: Final = [
+    {"name": "workspaces", "description": "Directories with options and limits."},
+    {"name": "batches", "description": "Ordered tool calls, submitted once and executed once."},
+    {"name": "calls", "description": "The records of single calls."},
+    {"name": "tools", "description": "What a model is told of the tools."},
+    {"name": "operations", "description": "For whoever runs the service; no key needed."},
+]
+_CORS_METHODS: Final = ("GET", "HEAD", "POST", "PATCH", "DELETE")
+_CORS_REQUEST_HEADERS: Final = ("Authorization", "Content-Type", "Last-Event-ID", "Prefer", "Range", "X-Request-ID")
+_CORS_RESPONSE_HEADERS: Final = (
+    "Accept-Ranges",
+    "Content-Range",
+    "Location",
+    "Preference-Applied",
+    "Retry-After",
+    "X-Request-ID",
+)
+
+_log = structlog.get_logger(__name__)
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """Return the application; its lifespan builds `app.state.services` and takes them down again."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with running(settings) as services:
+            app.state.services = services
+            yield
+
+    app = FastAPI(
+        title="Toolcrib",
+        version=__version__,
+        description=_DESCRIPTION,
+        openapi_tags=_TAGS,
+        lifespan=lifespan,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    for module in (batches, calls, workspaces, tools, operations):
+        app.include_router(module.router)
+    add_error_handlers(app)
+    # The last one added is the outermost.
+    app.add_middleware(FaultBarrier)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=list(_CORS_METHODS),
+            allow_headers=list(_CORS_REQUEST_HEADERS),
+            expose_headers=list(_CORS_RESPONSE_HEADERS),
+        )
+    app.add_middleware(RequestContext)
+    document = build_openapi(app)
+    app.openapi = lambda: document  # type: ignore[method-assign]  # the way FastAPI offers
+    return app
+
+
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[Services]:
+    """Build everything, recover what a crash left, and take it all down again.
+
+    Raises:
+        ConfigurationError: the service cannot start as it is set up; the message is a sentence.
+    """
+    async with AsyncExitStack() as stack:
+        await asyncio.to_thread(_make_data_dir, settings)
+        if settings.database_url is None:
+            stack.enter_context(InstanceLock(settings.data_dir))
+        storage = await asyncio.to_thread(_open_storage, settings)
+        stack.callback(storage.close)
+        reads = ReadPool()
+        stack.callback(reads.close)
+
+        # The log asks the backend, which writes to the log: one of the two has to come second.
+        backends: list[LocalBackend] = []
+        log = EventLog(storage, reads, is_local=lambda batch_id: any(made.is_local(batch_id) for made in backends))
+        records = RecordWriter(
+            storage,
+            on_commit=log.committed,
+            on_death=_give_up,
+            ballast=None if settings.database_url is not None else Ballast(settings.data_dir / "ballast"),
+        )
+        records.start()
+        stack.push_async_callback(records.close)
+        stack.push_async_callback(records.drain, STORE_SECONDS)
+
+        files = FilePool()
+        stack.callback(files.close)
+        sandbox = _sandbox(settings)
+        stack.push_async_callback(sandbox.close)
+        finalizer = Finalizer(storage, reads, records)
+        runner = BatchRunner(
+            storage=storage,
+            reads=reads,
+            records=records,
+            finalizer=finalizer,
+            hooks=hook_chain(load_hooks()),
+            tools=_tool_factory(sandbox, files),
+            capture_bytes=_capture_bytes,
+        )
+        backend = LocalBackend(runner)
+        backends.append(backend)
+        batch_service = BatchService(storage=storage, reads=reads, records=records, log=log, backend=backend)
+        workspace_service = WorkspaceService(
+            storage=storage,
+            reads=reads,
+            records=records,
+            files=files,
+            batches=batch_service,
+            roots=WorkspaceRoots(settings.data_dir, settings.workspace_roots),
+            allow_unrestricted=settings.allow_unrestricted,
+        )
+        services = Services(
+            keys=KeyService(
+                storage=storage,
+                reads=reads,
+                records=records,
+                environment_key=None if settings.api_key is None else settings.api_key.get_secret_value(),
+            ),
+            workspaces=workspace_service,
+            batches=batch_service,
+            tools=ToolCatalog(),
+            readiness=Readiness(storage, reads, settings.data_dir),
+            about=About(
+                version=__version__,
+                python=platform.python_version(),
+                database="sqlite" if settings.database_url is None else "postgresql",
+                sandbox=sandbox.report.to_json(),
+            ),
+        )
+        await workspace_service.recover()
+        await recover(storage, reads, finalizer, backend)
+        housekeeping = asyncio.create_task(workspace_service.keep_house(), name="housekeeping")
+        stack.push_async_callback(_cancel, housekeeping)
+        stack.push_async_callback(_end_batches, batch_service)
+        _log.info("ready", data_dir=str(settings.data_dir), sandbox=sandbox.report.tier)
+        yield services
+
+
+def migrate(settings: Settings) -> None:
+    """Bring the database up to date.
+
+    Raises:
+        ConfigurationError: it is newer than this code, or does not answer.
+    """
+    _make_data_dir(settings)
+    _open_storage(settings).close()
+
+
+def create_key(settings: Settings, name: str) -> str:
+    """Make an API key and return its token, which is stored nowhere; a service that runs takes it at once.
+
+    Raises:
+        ConfigurationError: the database cannot be used.
+    """
+    _make_data_dir(settings)
+    storage = _open_storage(settings)
+    try:
+        key, token = make_key(name)
+        storage.apply([CreateKey(key)])
+    except StorageError as error:
+        raise ConfigurationError(f"the key was not stored: {error}") from error
+    finally:
+        storage.close()
+    return token
+
+
+def _make_data_dir(settings: Settings) -> None:
+    try:
+        settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{variable('data_dir')}: {settings.data_dir} cannot be made: {error.strerror}."
+        ) from None
+
+
+def _open_storage(settings: Settings) -> SqlStorage:
+    url = settings.database_url
+    try:
+        storage = SqlStorage(settings.data_dir / "toolcrib.db" if url is None else url.get_secret_value())
+    except (ConfigurationError, ValueError) as error:
+        raise ConfigurationError(_sentence(f"{variable('database_url')} is wrong", error)) from None
+    try:
+        storage.migrate()
+    except SchemaTooNew as error:
+        storage.close()
+        raise ConfigurationError(_sentence("the start is refused", error)) from None
+    except StorageError as error:
+        storage.close()
+        where = variable("data_dir") if url is None else variable("database_url")
+        raise ConfigurationError(_sentence(f"the database of {where} cannot be used", error)) from None
+    return storage
+
+
+def _sentence(what: str, error: Exception) -> str:
+    return f"{what}: {' '.join(str(error).split()).removesuffix('.')}."
+
+
+def _sandbox(settings: Settings) -> Sandbox:
+    if settings.sandbox == "auto" and not settings.loopback:
+        _log.warning("commands_refused", host=settings.host, sandbox="auto")
+        return RefusedSandbox(
+            "commands do not run here: nothing isolates them, and this service can be reached from other machines. "
+            f"Its operator can allow that with {variable('sandbox')}=process"
+        )
+    sandbox = LocalSandbox()
+    _log.warning("commands_are_not_isolated", missing=list(sandbox.report.missing))
+    if os.geteuid() == 0:
+        _log.warning("commands_run_as_root")
+    return sandbox
+
+
+def _tool_factory(sandbox: Sandbox, files: FilePool) -> ToolFactory:
+    mutations = FileMutationQueue()
+
+    def make(
+        workspace: Workspace, names: frozenset[str], output_url: Callable[[str], str | None]
+    ) -> Mapping[str, AgentTool]:
+        options = ToolsOptions(
+            options=workspace.options,
+            sandbox=sandbox,
+            files=files,
+            mutations=mutations,
+            root_identity=(workspace.root_device, workspace.root_inode),
+            output_url=output_url,
+        )
+        return {name: create_tool(name, workspace.root, options) for name in names if name in all_tool_names}
+
+    return make
+
+
+def _capture_bytes(workspace: Workspace, tool: str) -> int:
+    return workspace.options.bash.capture_bytes if tool == "bash" else CAPTURE_BYTES
+
+
+def _give_up(error: BaseException) -> None:
+    # Nothing can be stored any more, so nothing may run: the server takes this as its order to stop.
+    _log.critical("record_writer_died", exc_info=error)
+    signal.raise_signal(signal.SIGTERM)
+
+
+async def _end_batches(service: BatchService) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(END_SECONDS):
+            await service.drain(0)
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])

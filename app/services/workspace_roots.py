@@ -1,0 +1,236 @@
+"""The directories of workspaces: made, adopted, filled, set aside, removed. All of it blocks: call it in a thread."""
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+import structlog
+
+from app.domain.clock import now_ms
+from app.domain.ids import is_id
+from app.errors import AppError, Conflict, ErrorCode, InvalidRequest, NoSpace, StorageUnavailable, ToolError
+from app.sandbox.containment import O_PATH, Root, go_on
+from app.sandbox.files import remove_tree, replace_file
+
+# A directory without a row is what a service that died while it made a workspace leaves behind.
+ORPHAN_SECONDS: Final = 3600.0
+
+_log = structlog.get_logger(__name__)
+
+
+class WorkspaceRoots:
+    """Where the workspaces of one data directory stand.
+
+    Args:
+        data_dir: absolute and real; managed roots are made in its `workspaces`, deleted ones moved to its `trash`.
+        adoptable: real directories at or below which a caller may adopt one.
+    """
+
+    def __init__(self, data_dir: Path, adoptable: tuple[Path, ...]) -> None:
+        self._data_dir = data_dir
+        self._managed = data_dir / "workspaces"
+        self._trash = data_dir / "trash"
+        self._adoptable = adoptable
+
+    def make_directories(self) -> None:
+        for directory in (self._managed, self._trash):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def managed(self, workspace_id: str) -> str:
+        """Return where the root of a managed workspace stands."""
+        return str(self._managed / workspace_id)
+
+    def adopted(self, given: str) -> str:
+        """Return the real path of a directory that may be adopted.
+
+        Raises:
+            InvalidRequest: it may not, or it cannot.
+        """
+        path = Path(given)
+        if not path.is_absolute():
+            raise invalid("#/root", "invalid_path", "root has to be an absolute path")
+        try:
+            real = path.resolve()
+        except (OSError, RuntimeError, ValueError):
+            real = path
+        if not any(real.is_relative_to(allowed) for allowed in self._adoptable):
+            # Before anything else: what stands outside is nobody's business.
+            raise invalid("#/root", "not_allowed", "root has to lie below a directory this server lists for adoption")
+        try:
+            status = real.stat()
+        except OSError:
+            raise invalid("#/root", "not_found", f"there is no directory {given}") from None
+        if not stat.S_ISDIR(status.st_mode):
+            raise invalid("#/root", "not_a_directory", f"{given} is no directory")
+        if not os.access(real, os.R_OK | os.X_OK):
+            raise invalid("#/root", "permission_denied", f"the service may not read {given}")
+        if real.is_relative_to(self._data_dir) or self._data_dir.is_relative_to(real):
+            raise invalid("#/root", "overlap", f"{given} is equal to, inside or around the service's data directory")
+        return str(real)
+
+    def set_aside(self, root: str) -> None:
+        """Move a managed root to the trash: whoever still writes by a descriptor writes there."""
+        aside = self._trash / f"{Path(root).name}-{secrets.token_hex(4)}"
+        with contextlib.suppress(FileNotFoundError):
+            Path(root).rename(aside)
+
+    def possible_orphans(self) -> list[str]:
+        """Return the names of managed roots that are too old to be still in the making."""
+        newest = now_ms() / 1000 - ORPHAN_SECONDS
+        return [
+            entry.name
+            for entry in self._managed.iterdir()
+            if is_id(entry.name, "ws") and entry.lstat().st_ctime < newest
+        ]
+
+    def empty_trash(self, check: Callable[[], None] = go_on) -> None:
+        """Remove what was set aside; what cannot be removed is logged and tried again the next time.
+
+        `check` is called between its steps and may raise to call it off.
+        """
+        parent = os.open(self._trash, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for entry in self._trash.iterdir():
+                try:
+                    remove_tree(parent, entry.name, check)
+                except OSError as error:
+                    _log.warning("trash_not_removed", name=entry.name, error=str(error))
+        finally:
+            os.close(parent)
+
+
+def invalid(pointer: str, code: str, message: str) -> InvalidRequest:
+    """Return the error of one place in a body."""
+    return InvalidRequest(message, errors=[{"pointer": pointer, "code": code, "message": message}])
+
+
+def identity(path: str) -> tuple[int, int] | None:
+    """Return `(st_dev, st_ino)` of what stands at a path; None when nothing does."""
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+@dataclass(frozen=True, slots=True)
+class LaidIn:
+    """What `lay_in` did: the root's `(st_dev, st_ino)`, the files it wrote and the directories it made for them."""
+
+    identity: tuple[int, int]
+    files: Sequence[str]
+    directories: Sequence[str]
+
+
+def lay_in(root: str, files: Mapping[str, bytes], *, make: bool) -> LaidIn:
+    """Make the root when it is to be managed, and write the files into it.
+
+    Nothing that was there before is replaced, and after an error nothing new is left.
+
+    Raises:
+        InvalidRequest, Conflict, NoSpace: a file that cannot be written as asked.
+        OSError: the root cannot be made.
+    """
+    for path in files:
+        _check_path(path)
+    if make:
+        Path(root).mkdir(mode=0o700)
+    try:
+        with Root.open(root) as opened:
+            status = os.fstat(opened.fd)
+            directories = _missing_directories(opened, files)
+            _write_files(opened, files, directories)
+    except ToolError as error:
+        raise invalid("#/root", error.code.value, error.message) from None
+    except BaseException:
+        if make:
+            _remove_root(root)
+        raise
+    return LaidIn((status.st_dev, status.st_ino), tuple(files), directories)
+
+
+def take_out(root: str, laid: LaidIn, *, made: bool) -> None:
+    """Undo `lay_in`."""
+    if made:
+        _remove_root(root)
+        return
+    with Root.open(root) as opened:
+        _remove(opened, laid.files, laid.directories)
+
+
+def _check_path(path: str) -> None:
+    pure = PurePosixPath(path)
+    if not path or path.endswith("/") or pure.is_absolute() or ".." in pure.parts or not pure.parts:
+        raise invalid(_pointer(path), "invalid_path", f"{path!r} is no path of a file relative to the workspace's root")
+
+
+def _write_files(root: Root, files: Mapping[str, bytes], directories: Sequence[str]) -> None:
+    made: list[str] = []
+    for path, content in files.items():
+        try:
+            target = root.target(root.relative(path), create_parents=True)
+            try:
+                replace_file(target, content, commit=lambda: None, create_only=True)
+            finally:
+                target.close()
+        except ToolError as error:
+            _remove(root, made, directories)
+            raise _from_tool_error(path, error) from None
+        made.append(path)
+
+
+def _missing_directories(root: Root, files: Mapping[str, bytes]) -> list[str]:
+    """Return the directories that the files need and that are not there, outermost first."""
+    wanted = {str(parent) for path in files for parent in PurePosixPath(path).parents if parent.parts}
+    missing = []
+    for path in sorted(wanted, key=lambda wanted: wanted.count("/")):
+        try:
+            os.close(root.open_file(root.relative(path), O_PATH | os.O_DIRECTORY))
+        except ToolError:
+            missing.append(path)
+    return missing
+
+
+def _remove(root: Root, files: Sequence[str], directories: Sequence[str]) -> None:
+    for remove, paths in ((os.unlink, files), (os.rmdir, reversed(directories))):
+        for path in paths:
+            with contextlib.suppress(ToolError, OSError):  # the first failure is the one to tell
+                target = root.target(root.relative(path))
+                try:
+                    remove(target.name, dir_fd=target.directory)
+                finally:
+                    target.close()
+
+
+def _remove_root(root: str) -> None:
+    parent = os.open(Path(root).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        remove_tree(parent, Path(root).name)
+    finally:
+        os.close(parent)
+
+
+def _pointer(path: str) -> str:
+    return "#/files/" + path.replace("~", "~0").replace("/", "~1")
+
+
+def _from_tool_error(path: str, error: ToolError) -> AppError:
+    if error.code is ErrorCode.NO_SPACE:
+        return NoSpace(f"the disk under the workspace is full: {error.message}")
+    entry = {"pointer": _pointer(path), "code": error.code.value, "message": error.message}
+    if error.code is ErrorCode.ALREADY_EXISTS:
+        return Conflict(f"{path} exists already; files never replace what an adopted directory holds", errors=[entry])
+    return InvalidRequest(error.message, errors=[entry])
+
+
+def from_os_error(error: OSError) -> AppError:
+    """Return the answer to a root that could not be made."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return NoSpace("the disk under the workspaces is full; nothing was made")
+    return StorageUnavailable(f"the workspace's directory could not be made: {os.strerror(error.errno or 0)}")

@@ -1,0 +1,336 @@
+"""Workspaces: made or adopted, changed, deleted, expired. Their directories stand here; their records stay for ever."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, TypeVar, TypeVarTuple
+
+import structlog
+
+from app.domain.abort import AbortSignal
+from app.domain.clock import now_ms
+from app.domain.ids import new_id
+from app.domain.workspace import Workspace, WorkspaceOptions, WorkspaceStatus
+from app.errors import AppError, Conflict, NotFound, WorkspaceGone, WorkspaceMoved
+from app.sandbox.file_pool import FilePool
+from app.services.batches import BatchService
+from app.services.workspace_roots import WorkspaceRoots, from_os_error, identity, invalid, lay_in, take_out
+from app.storage.base import CreateWorkspace, Page, Refused, SetWorkspaceStatus, Storage, UpdateWorkspace
+from app.storage.read_pool import ReadPool
+from app.storage.record_writer import RecordWriter
+
+# How long a delete waits for what runs; a thread that hangs in the kernel writes into the trash afterwards.
+STOP_SECONDS: Final = 10.0
+# A root on a dead network file system: the calls of the batch will tell.
+LOOK_SECONDS: Final = 5.0
+HOUSEKEEPING_SECONDS: Final = 30.0
+SHORTEST_PAUSE_SECONDS: Final = 0.1
+KNOWN_ROOTS: Final = 4096
+
+A = TypeVarTuple("A")
+R = TypeVar("R")
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceRequest:
+    """What a caller wants. `files` are contents by path relative to the root; `root` is a directory to adopt."""
+
+    name: str | None
+    metadata: dict[str, Any]
+    options: WorkspaceOptions
+    files: Mapping[str, bytes]
+    ttl_seconds: int | None
+    trusted: bool
+    root: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceChange:
+    """New values of the fields named in `fields`; the others are not looked at."""
+
+    fields: frozenset[str]
+    name: str | None
+    metadata: dict[str, Any]
+    options: WorkspaceOptions
+    trusted: bool
+    ttl_seconds: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownRoot:
+    """What never changes in a workspace's row."""
+
+    path: str
+    identity: tuple[int, int]
+
+
+class WorkspaceService:
+    """The workspaces of one data directory. An `owner` of None sees everything.
+
+    Args:
+        roots: where their directories stand.
+        allow_unrestricted: whether `containment: "unrestricted"` is granted.
+    """
+
+    def __init__(
+        self,
+        *,
+        storage: Storage,
+        reads: ReadPool,
+        records: RecordWriter,
+        files: FilePool,
+        batches: BatchService,
+        roots: WorkspaceRoots,
+        allow_unrestricted: bool = False,
+    ) -> None:
+        self._storage = storage
+        self._reads = reads
+        self._records = records
+        self._files = files
+        self._batches = batches
+        self._roots = roots
+        self._allow_unrestricted = allow_unrestricted
+        self._known: dict[str, _KnownRoot] = {}
+        self._expiries: dict[str, int] = {}
+        self._wake = asyncio.Event()
+
+    # -- use cases ----------------------------------------------------------------------------------------------------
+
+    async def create(self, request: WorkspaceRequest, *, owner: str) -> Workspace:
+        """Make a workspace with its files, or adopt a directory. After an error nothing of it is left.
+
+        Raises:
+            InvalidRequest: an option the server does not grant, a path or a root that cannot be.
+            Conflict: the root is equal to, inside or around another workspace's; a file exists in an adopted one.
+            NoSpace, Overloaded, StorageUnavailable: nothing was made.
+        """
+        self._check_options(request.options)
+        workspace_id = new_id("ws")
+        if request.root is None:
+            root = self._roots.managed(workspace_id)
+        else:
+            root = await self._run(self._roots.adopted, request.root)
+        managed = request.root is None
+        try:
+            laid = await self._run(partial(lay_in, root, request.files, make=managed))
+        except OSError as error:
+            raise from_os_error(error) from error
+        workspace = _new_workspace(workspace_id, request, owner, root, laid.identity)
+        try:
+            outcome = await self._records.write(CreateWorkspace(workspace), droppable=True)
+            if isinstance(outcome, Refused):
+                raise Conflict(
+                    f"{root} is equal to, inside or around the root of another workspace",
+                    errors=[{"pointer": "#/root", "code": outcome.reason, "message": "overlaps another workspace"}],
+                )
+        except AppError:
+            await self._run(partial(take_out, root, laid, made=managed))
+            raise
+        self._remember(workspace)
+        return workspace
+
+    async def get(self, workspace_id: str, *, owner: str | None) -> Workspace:
+        """Return a workspace, gone or not.
+
+        Raises:
+            NotFound: there is none.
+        """
+        workspace = await self._reads.run(self._storage.workspace, workspace_id)
+        if workspace is None or (owner is not None and workspace.owner != owner):
+            raise NotFound(f"there is no workspace {workspace_id}")
+        return workspace
+
+    async def usable(self, workspace_id: str, *, owner: str | None) -> Workspace:
+        """Return a workspace that can be used.
+
+        Raises:
+            NotFound, WorkspaceGone.
+        """
+        workspace = await self.get(workspace_id, owner=owner)
+        if workspace.status is not WorkspaceStatus.ACTIVE or _expired(workspace):
+            raise _gone(workspace_id)
+        return workspace
+
+    async def list(self, *, owner: str | None, before: str | None, limit: int) -> Page[Workspace]:
+        """Return workspaces, newest first, deleted ones too."""
+        return await self._reads.run(self._storage.workspaces, before=before, limit=limit, owner=owner)
+
+    async def update(self, workspace_id: str, change: WorkspaceChange, *, owner: str | None) -> Workspace:
+        """Set the fields of `change` and return the workspace as it is then.
+
+        Raises:
+            NotFound, WorkspaceGone, InvalidRequest, Overloaded, StorageUnavailable.
+        """
+        await self.usable(workspace_id, owner=owner)
+        fields = change.fields
+        if "options" in fields:
+            self._check_options(change.options)
+        expires = "ttl_seconds" in fields
+        if fields:
+            outcome = await self._records.write(
+                UpdateWorkspace(
+                    workspace_id,
+                    name=change.name if "name" in fields else None,
+                    clear_name="name" in fields and change.name is None,
+                    trusted=change.trusted if "trusted" in fields else None,
+                    options=change.options if "options" in fields else None,
+                    metadata=change.metadata if "metadata" in fields else None,
+                    expires_at=_expiry(change.ttl_seconds) if expires else None,
+                    clear_expiry=expires and change.ttl_seconds is None,
+                ),
+                droppable=True,
+            )
+            if isinstance(outcome, Refused):
+                raise _gone(workspace_id)
+        workspace = await self.get(workspace_id, owner=owner)
+        self._remember(workspace)
+        return workspace
+
+    async def delete(self, workspace_id: str, *, owner: str | None) -> None:
+        """Cancel what runs in a workspace, move a managed root to the trash and keep the records.
+
+        One that is gone already is left as it is.
+
+        Raises:
+            NotFound, Overloaded, StorageUnavailable.
+        """
+        workspace = await self.get(workspace_id, owner=owner)
+        if workspace.status in {WorkspaceStatus.ACTIVE, WorkspaceStatus.DELETING}:
+            await self._end(workspace, WorkspaceStatus.DELETED)
+
+    async def check_root(self, workspace_id: str) -> None:
+        """Look whether the workspace's own directory stands at its root; a missing one is for the calls to tell.
+
+        Raises:
+            NotFound, WorkspaceGone: there is no such workspace, or it was deleted or expired.
+            WorkspaceMoved: another directory stands there.
+        """
+        known = self._known.get(workspace_id)
+        expires_at = self._expiries.get(workspace_id)
+        if expires_at is not None and expires_at <= now_ms():
+            raise _gone(workspace_id)
+        if known is None:
+            known = self._remember(await self.usable(workspace_id, owner=None))
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                found = await self._run(identity, known.path)
+        except TimeoutError:
+            return
+        if found is not None and found != known.identity:
+            raise WorkspaceMoved(
+                f"another directory stands at {known.path}; put the old one back, or make a new workspace"
+            )
+
+    # -- keeping house ------------------------------------------------------------------------------------------------
+
+    async def recover(self) -> None:
+        """Make the directories, finish deletes a stop has cut short and note what expires; before anything else."""
+        await self._run(self._roots.make_directories)
+        for workspace in await self._reads.run(self._storage.workspaces_with_status, WorkspaceStatus.DELETING):
+            final = WorkspaceStatus.EXPIRED if _expired(workspace) else WorkspaceStatus.DELETED
+            await self._end(workspace, final)
+        for workspace in await self._reads.run(self._storage.workspaces_with_status, WorkspaceStatus.ACTIVE):
+            self._remember(workspace)
+        for name in await self._run(self._roots.possible_orphans):
+            if await self._reads.run(self._storage.workspace, name) is None:
+                await self._run(self._roots.set_aside, self._roots.managed(name))
+
+    async def keep_house(self) -> None:
+        """End workspaces whose time has come and empty the trash, until cancelled."""
+        while True:
+            self._wake.clear()
+            try:
+                await self._expire()
+                signal = AbortSignal()
+                await self._files.run(
+                    self._roots.empty_trash, signal.raise_if_aborted, signal=signal, workspace="trash"
+                )
+            except (AppError, OSError) as error:
+                _log.warning("housekeeping_failed", error=str(error))
+            pause = HOUSEKEEPING_SECONDS
+            if self._expiries:
+                pause = min(pause, max(SHORTEST_PAUSE_SECONDS, (min(self._expiries.values()) - now_ms()) / 1000))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
+
+    async def _expire(self) -> None:
+        now = now_ms()
+        for workspace_id in [workspace_id for workspace_id, at in self._expiries.items() if at <= now]:
+            workspace = await self._reads.run(self._storage.workspace, workspace_id)
+            # Another process may have given it more time, or ended it.
+            if workspace is not None and workspace.status is WorkspaceStatus.ACTIVE and _expired(workspace):
+                await self._end(workspace, WorkspaceStatus.EXPIRED)
+            elif workspace is not None:
+                self._remember(workspace)
+
+    async def _end(self, workspace: Workspace, final: WorkspaceStatus) -> None:
+        self._known.pop(workspace.id, None)
+        await self._records.write(SetWorkspaceStatus(workspace.id, WorkspaceStatus.DELETING))
+        if not await self._batches.stop_workspace(workspace.id, STOP_SECONDS):
+            _log.warning("workspace_still_busy", workspace_id=workspace.id, seconds=STOP_SECONDS)
+        if workspace.managed:
+            await self._run(self._roots.set_aside, workspace.root)
+        await self._records.write(SetWorkspaceStatus(workspace.id, final))
+        self._expiries.pop(workspace.id, None)
+        self._wake.set()
+
+    # -- the rest -----------------------------------------------------------------------------------------------------
+
+    def _remember(self, workspace: Workspace) -> _KnownRoot:
+        known = _KnownRoot(workspace.root, (workspace.root_device, workspace.root_inode))
+        if workspace.status is not WorkspaceStatus.ACTIVE or workspace.expires_at is None:
+            self._expiries.pop(workspace.id, None)
+        else:
+            self._expiries[workspace.id] = workspace.expires_at
+            self._wake.set()
+        if workspace.status is WorkspaceStatus.ACTIVE:
+            if len(self._known) >= KNOWN_ROOTS:
+                self._known.pop(next(iter(self._known)))
+            self._known[workspace.id] = known
+        return known
+
+    def _check_options(self, options: WorkspaceOptions) -> None:
+        if options.containment == "unrestricted" and not self._allow_unrestricted:
+            raise invalid("#/options/containment", "not_granted", "this server does not allow unrestricted workspaces")
+
+    async def _run(self, function: Callable[[*A], R], *args: *A) -> R:
+        return await self._files.run(function, *args, signal=AbortSignal(), workspace="workspaces")
+
+
+def _new_workspace(
+    workspace_id: str, request: WorkspaceRequest, owner: str, root: str, identity: tuple[int, int]
+) -> Workspace:
+    at = now_ms()
+    return Workspace(
+        id=workspace_id,
+        owner=owner,
+        name=request.name,
+        root=root,
+        root_device=identity[0],
+        root_inode=identity[1],
+        managed=request.root is None,
+        trusted=request.trusted,
+        options=request.options,
+        metadata=request.metadata,
+        status=WorkspaceStatus.ACTIVE,
+        created_at=at,
+        last_used_at=at,
+        expires_at=_expiry(request.ttl_seconds),
+    )
+
+
+def _expiry(ttl_seconds: int | None) -> int | None:
+    return None if ttl_seconds is None else now_ms() + ttl_seconds * 1000
+
+
+def _expired(workspace: Workspace) -> bool:
+    return workspace.expires_at is not None and workspace.expires_at <= now_ms()
+
+
+def _gone(workspace_id: str) -> WorkspaceGone:
+    return WorkspaceGone(f"workspace {workspace_id} was deleted or has expired; its records are kept")

@@ -1,0 +1,153 @@
+"""Settings: read from `TOOLCRIB_*` variables once, at the start. docs/configuration.md has a line for each."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from app.errors import ConfigurationError
+from app.telemetry import LogFormat, LogLevel
+
+PREFIX: Final = "TOOLCRIB_"
+_SECRETS: Final = frozenset({"api_key", "database_url"})
+
+
+class Settings(BaseSettings):
+    """What the environment says. An empty variable counts as one that is not set."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True, validate_default=True
+    )
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8080, ge=0, le=65535)
+    data_dir: Path = Path("data")
+    database_url: SecretStr | None = None
+    api_key: SecretStr | None = None
+    workspace_roots: Annotated[tuple[Path, ...], NoDecode] = ()
+    allow_unrestricted: bool = False
+    sandbox: Literal["auto", "process"] = "auto"
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "auto"
+
+    @classmethod
+    def load(cls) -> Self:
+        """Read the environment.
+
+        Raises:
+            ConfigurationError: a value is wrong; the message is one sentence that names the variable.
+        """
+        try:
+            return cls()
+        except ValidationError as error:
+            raise ConfigurationError(_sentence(error)) from None
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach `host`."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @field_validator("data_dir")
+    @classmethod
+    def _resolve(cls, value: Path) -> Path:
+        return value.expanduser().resolve()
+
+    @field_validator("database_url")
+    @classmethod
+    def _is_postgres(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not value.get_secret_value().startswith(("postgresql://", "postgres://")):
+            raise PydanticCustomError(
+                "database_url",
+                "it has to start with postgresql:// (leave it unset for SQLite in the data directory)",
+            )
+        return value
+
+    @field_validator("api_key")
+    @classmethod
+    def _fits_a_header(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not all("!" <= character <= "~" for character in value.get_secret_value()):
+            raise PydanticCustomError("api_key", "it may hold only visible ASCII characters and no blanks")
+        return value
+
+    @field_validator("sandbox", mode="before")
+    @classmethod
+    def _is_available(cls, value: Any) -> Any:
+        if value in {"namespace", "landlock"}:
+            raise PydanticCustomError(
+                "sandbox", "the sandbox {name} is not available in this build, use auto or process", {"name": value}
+            )
+        return value
+
+    @field_validator("workspace_roots", mode="before")
+    @classmethod
+    def _split_paths(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        return tuple(part for part in value.replace(",", ":").split(":") if part)
+
+    @field_validator("workspace_roots")
+    @classmethod
+    def _are_directories(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
+        for path in value:
+            if not path.is_absolute():
+                raise PydanticCustomError("workspace_roots", "{path} is no absolute path", {"path": str(path)})
+            if not path.is_dir():
+                raise PydanticCustomError("workspace_roots", "there is no directory {path}", {"path": str(path)})
+        return tuple(path.resolve() for path in value)
+
+    @field_validator("cors_origins", mode="before")
+    @classmethod
+    def _split_origins(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        return tuple(part.strip().rstrip("/") for part in value.split(",") if part.strip())
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if not origin.startswith(("http://", "https://")) or origin.count("/") != 2:
+                raise PydanticCustomError(
+                    "cors_origins", "{origin} is no origin such as https://app.example.org", {"origin": origin}
+                )
+        return value
+
+
+def variable(field: str) -> str:
+    """Return the environment variable of a field of `Settings`."""
+    return PREFIX + field.upper()
+
+
+def unknown_variables(environment: Mapping[str, str], also_known: Iterable[str] = ()) -> list[tuple[str, str | None]]:
+    """Return each `TOOLCRIB_*` variable that is no setting, with the nearest setting's name or None."""
+    known = {*(name.upper() for name in Settings.model_fields), *(name.removeprefix(PREFIX) for name in also_known)}
+    names = sorted(name.removeprefix(PREFIX) for name in environment if name.startswith(PREFIX))
+    return [
+        (PREFIX + name, next((PREFIX + near for near in difflib.get_close_matches(name, sorted(known), n=1)), None))
+        for name in names
+        if name not in known
+    ]
+
+
+def _sentence(error: ValidationError) -> str:
+    parts = []
+    for problem in error.errors(include_url=False):
+        field = str(problem["loc"][0])
+        message = problem["msg"].removesuffix(".")
+        message = (message[0].lower() + message[1:]).replace("input should", "it has to")
+        shown = (
+            "" if field in _SECRETS or problem["type"] in Settings.model_fields else f" (it is {problem['input']!r})"
+        )
+        parts.append(f"{variable(field)} is wrong: {message}{shown}")
+    return "; ".join(parts) + "."

@@ -1,0 +1,67 @@
+"""Logs: one structured line per fact, on stderr, with the ids that tie lines to a request and a batch.
+
+Modules log with `structlog.get_logger(__name__)`; what is bound in `structlog.contextvars` (`request_id`, `batch_id`)
+rides on every line of the same task. Lines of libraries that log with the standard library take the same form.
+"""
+
+import logging
+import re
+import sys
+from typing import Final, Literal
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["auto", "console", "json"]
+
+# What these say at INFO repeats our own lines.
+_QUIET: Final = ("uvicorn.error", "alembic", "sse_starlette")
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def configure_logging(level: LogLevel, form: LogFormat) -> None:
+    """Send every line to stderr. `auto` is for people on a terminal and JSON elsewhere."""
+    terminal = sys.stderr.isatty()
+    number = logging.getLevelNamesMapping()[level.upper()]
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+        # Plain: a traceback that shows the values of variables would show secrets.
+        structlog.processors.format_exc_info,
+    ]
+    console = structlog.dev.ConsoleRenderer(
+        colors=terminal, timestamp_key="at", exception_formatter=structlog.dev.plain_traceback
+    )
+    rendering: list[Processor] = (
+        [_escape_control_characters, console]
+        if form == "console" or (form == "auto" and terminal)
+        else [structlog.processors.EventRenamer("message"), structlog.processors.JSONRenderer()]
+    )
+    structlog.configure(
+        processors=[*shared, *rendering],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(number)
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(max(number, logging.WARNING))
+
+
+def _escape_control_characters(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    # Names and messages come from callers: an escape sequence in one must not reach the operator's terminal.
+    for key, value in event.items():
+        if isinstance(value, str) and _CONTROL.search(value) is not None:
+            event[key] = _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", value)
+    return event

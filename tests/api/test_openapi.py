@@ -1,0 +1,83 @@
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from jsonschema import Draft202012Validator
+
+from app.api.errors import KINDS
+from app.main import create_app
+from app.settings import Settings
+
+SNAPSHOT = Path(__file__).parent / "snapshots" / "openapi.json"
+METHODS = {"get", "head", "post", "patch", "delete", "put"}
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return create_app(Settings(data_dir=tmp_path_factory.mktemp("unused"))).openapi()
+
+
+def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    return [(path, method, item[method]) for path, item in document["paths"].items() for method in item]
+
+
+def test_the_contract_changes_on_purpose_alone(document: dict[str, Any]) -> None:
+    """After a change that is meant: UPDATE_SNAPSHOTS=1 pytest tests/api/test_openapi.py, and read the diff."""
+    text = json.dumps(document, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+    if os.environ.get("UPDATE_SNAPSHOTS"):
+        SNAPSHOT.parent.mkdir(exist_ok=True)
+        SNAPSHOT.write_text(text)
+    assert json.loads(SNAPSHOT.read_text()) == document
+
+
+def test_it_is_openapi_3_1_and_served_as_it_is(document: dict[str, Any], client: httpx2.Client) -> None:
+    assert document["openapi"].startswith("3.1")
+    assert client.get("/openapi.json").json() == document
+
+
+def test_every_operation_has_an_id_of_its_own_a_tag_and_a_summary(document: dict[str, Any]) -> None:
+    found = operations(document)
+    ids = [operation["operationId"] for _, _, operation in found]
+    assert len(set(ids)) == len(ids)
+    for path, method, operation in found:
+        assert method in METHODS
+        assert operation["operationId"].isidentifier()
+        assert len(operation["tags"]) == 1, path
+        assert operation["summary"]
+    assert {tag["name"] for tag in document["tags"]} == {operation["tags"][0] for _, _, operation in found}
+
+
+def test_what_needs_a_key_says_so(document: dict[str, Any]) -> None:
+    for path, _, operation in operations(document):
+        assert ("security" in operation) is path.startswith("/v1/"), path
+        if "security" in operation:
+            assert {"401", "403", "422", "503"} <= set(operation["responses"])
+
+
+def test_every_error_is_a_problem_and_fastapis_own_shape_is_nowhere(document: dict[str, Any]) -> None:
+    statuses = {str(kind.status) for kind in KINDS.values()}
+    for path, method, operation in operations(document):
+        for status, response in operation["responses"].items():
+            assert "X-Request-ID" in response["headers"]
+            if status >= "400":
+                assert status in statuses
+                assert set(response["content"]) == {"application/problem+json"}, (path, method, status)
+            elif status != "204":
+                assert response["content"], (path, method, status)
+    assert "HTTPValidationError" not in json.dumps(document)
+
+
+def test_every_reference_leads_somewhere_and_every_schema_is_one(document: dict[str, Any]) -> None:
+    def references(value: Any) -> set[str]:
+        if isinstance(value, dict):
+            own = {value["$ref"]} if isinstance(value.get("$ref"), str) else set()
+            return own.union(*map(references, value.values()))
+        return set().union(*map(references, value)) if isinstance(value, list) else set()
+
+    schemas = document["components"]["schemas"]
+    assert references(document) == {f"#/components/schemas/{name}" for name in schemas}
+    for schema in schemas.values():
+        Draft202012Validator.check_schema(schema)

@@ -1,0 +1,64 @@
+import re
+import shutil
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from app import __version__
+from tests.api.problems import assert_problem
+from tests.support.server import ServerThread
+
+
+def test_health_and_readiness_answer_get_and_head(client: httpx2.Client) -> None:
+    assert client.get("/healthz").json() == {"status": "ok"}
+    assert client.get("/readyz").json() == {"status": "ready"}
+    for path in ("/healthz", "/readyz"):
+        response = client.head(path)
+        assert (response.status_code, response.content) == (200, b"")
+
+
+def test_readiness_tells_what_is_missing_and_health_does_not_care(tmp_path: Path) -> None:
+    with ServerThread(tmp_path / "data") as server, server.client() as client:
+        shutil.rmtree(tmp_path / "data" / "workspaces")
+        response = client.get("/readyz")
+        document = assert_problem(response, "not_ready")
+        assert document["failures"] == ["the directory of the workspaces cannot be written"]
+        assert response.headers["retry-after"] == "1"
+        assert client.get("/healthz").status_code == 200
+
+
+def test_the_version_says_what_the_sandbox_really_is(client: httpx2.Client) -> None:
+    version = client.get("/version").json()
+    assert version["name"] == "toolcrib"
+    assert version["version"] == __version__
+    assert version["database"] == "sqlite"
+    assert version["sandbox"]["tier"] == "process"
+    assert {"filesystem", "network"} <= set(version["sandbox"]["missing"])
+    assert {"read", "write", "edit", "bash"} <= set(version["tools"])
+
+
+def test_the_docs_page_needs_nothing_from_elsewhere(client: httpx2.Client) -> None:
+    page = client.get("/docs")
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src 'self'" in policy
+    assert "unsafe" not in policy
+    wanted = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert sorted(wanted) == ["/docs/docs.css", "/docs/docs.js", "/openapi.json"]
+    for path in wanted:
+        assert client.get(path).status_code == 200
+    for text in (page.text, client.get("/docs/docs.js").text, client.get("/docs/docs.css").text):
+        assert not re.search(r"https?://", text)
+    # A policy that allows no inline script or style would stop them.
+    assert not re.search(r"<script(?![^>]* src=)|<style| style=| on[a-z]+=", page.text)
+
+
+def test_the_root_leads_to_the_docs(client: httpx2.Client) -> None:
+    response = client.get("/", follow_redirects=False)
+    assert (response.status_code, response.headers["location"]) == (307, "/docs")
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/version"])
+def test_an_unknown_parameter_does_not_matter_where_no_key_is_needed(client: httpx2.Client, path: str) -> None:
+    assert client.get(path, params={"cachebuster": "1"}).status_code == 200

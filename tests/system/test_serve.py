@@ -1,0 +1,235 @@
+"""The service as a process: how it starts, what it prints, how it stops, what is left after it was killed."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from app import __version__
+from tests.support.server import (
+    KEY,
+    Event,
+    ServerProcess,
+    api_client,
+    clean_environment,
+    event_stream,
+    eventually,
+)
+
+SLEEP = {"calls": [{"name": "bash", "arguments": {"command": "echo up; sleep 60; echo late"}}]}
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def server(data_dir: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(data_dir, {"TOOLCRIB_API_KEY": KEY}) as running:
+        yield running
+
+
+def toolcrib(data_dir: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "app", *arguments],
+        env=clean_environment(data_dir) | environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def start_batch(client: httpx2.Client, body: dict[str, Any], **files: str) -> tuple[str, str]:
+    """Post a batch whose first call prints something and return its path and its workspace's root."""
+    workspace = client.post("/v1/workspaces", json={"files": files}).json()
+    path = client.post(f"/v1/workspaces/{workspace['id']}/batches", json=body).headers["location"]
+    with event_stream(client, "GET", f"{path}/events") as (_, events):
+        next(event for event in events if event.type == "tool_execution_update")
+    return path, workspace["root"]
+
+
+def has_process(text: str) -> bool:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if text in (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace"):
+                    return True
+            except OSError:
+                continue
+    return False
+
+
+def test_the_first_start_makes_a_key_and_shows_it_once(data_dir: Path) -> None:
+    with ServerProcess(data_dir) as server:
+        assert server.process.stdout is not None
+        printed = [server.process.stdout.readline() for _ in range(3)]
+        key = re.fullmatch(rf"Open {server.url}/docs#key=(toolcrib_\S+)\n", printed[2])
+        assert key is not None, printed
+        assert key[1] in printed[1]
+        with server.client(key[1]) as client:
+            assert client.get("/v1/workspaces").status_code == 200
+        assert server.stop() == 0
+        assert key[1] not in server.log()
+    with ServerProcess(data_dir) as server:
+        with server.client(key[1]) as client:
+            assert client.get("/v1/workspaces").status_code == 200
+        server.stop()
+        assert server.lines == [f"Toolcrib {__version__} listens on {server.url}\n"]
+
+
+@pytest.fixture(scope="module")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A process for tests that leave it as it is."""
+    with ServerProcess(tmp_path_factory.mktemp("lasting") / "data", {"TOOLCRIB_API_KEY": KEY}) as running:
+        yield running
+
+
+def test_the_key_of_the_environment_is_neither_printed_nor_logged_nor_stored(lasting: ServerProcess) -> None:
+    with lasting.client() as client:
+        assert client.get("/v1/workspaces").status_code == 200
+        start_batch(client, {"calls": [{"name": "bash", "arguments": {"command": "env"}}]})
+    assert KEY not in "".join(lasting.lines) + lasting.log()
+    for file in lasting.data_dir.rglob("*"):
+        if file.is_file():
+            assert KEY.encode() not in file.read_bytes(), file
+
+
+def test_a_data_directory_has_one_service(lasting: ServerProcess) -> None:
+    refused = toolcrib(lasting.data_dir, "serve")
+    assert refused.returncode == 2
+    assert f"pid {lasting.process.pid}" in refused.stderr
+    assert "TOOLCRIB_DATA_DIR" in refused.stderr
+    with lasting.client() as client:
+        assert client.get("/readyz").status_code == 200
+
+
+def test_log_lines_carry_the_ids_of_request_and_batch_and_no_secret(lasting: ServerProcess) -> None:
+    with lasting.client() as client:
+        workspace = client.post("/v1/workspaces", json={}, headers={"X-Request-ID": "trace-7"}).json()
+        path = f"/v1/workspaces/{workspace['id']}/batches"
+        body = {"calls": [{"name": "read", "arguments": {"path": "x"}}]}
+        batch = client.post(path, json=body, params={"wait": "10"}, headers={"X-Request-ID": "trace-8"}).json()
+    lines = [json.loads(line) for line in lasting.log().splitlines()]
+    requests = {line["request_id"]: line for line in lines if line["message"] == "request"}
+    assert requests["trace-7"]["path"] == "/v1/workspaces"
+    assert (requests["trace-8"]["method"], requests["trace-8"]["path"], requests["trace-8"]["status"]) == (
+        "POST",
+        path,
+        200,
+    )
+    [call] = [line for line in lines if line["message"] == "tool_call" and line["request_id"] == "trace-8"]
+    assert call["batch_id"] == batch["id"]
+
+
+def test_on_another_address_than_loopback_no_command_runs_unless_that_was_asked_for(data_dir: Path) -> None:
+    with ServerProcess(data_dir, {"TOOLCRIB_HOST": "0.0.0.0", "TOOLCRIB_API_KEY": KEY}) as server:
+        port = server.url.rsplit(":", 1)[1]
+        with api_client(f"http://127.0.0.1:{port}") as client:
+            workspace = client.post("/v1/workspaces", json={}).json()
+            call = client.post(f"/v1/workspaces/{workspace['id']}/tools/bash", json={"command": "id"}).json()
+            assert call["error"]["code"] == "sandbox_unavailable"
+            assert "TOOLCRIB_SANDBOX=process" in call["result"]["content"][0]["text"]
+            assert client.get("/version").json()["sandbox"]["missing"] == ["commands"]
+        assert server.stop() == 0
+
+
+def test_a_stop_interrupts_what_does_not_end_and_streams_close_by_batch_end(server: ServerProcess) -> None:
+    with server.client() as client:
+        path, _ = start_batch(client, SLEEP)
+        with event_stream(client, "GET", f"{path}/events") as (_, events):
+            next(events)
+            started = time.monotonic()
+            server.process.send_signal(signal.SIGTERM)
+            rest = list(events)
+        assert server.process.wait(12) == 0
+        assert time.monotonic() - started < 9
+    assert rest[-1].type == "batch_end"
+    assert rest[-1].data["status"] == "interrupted"
+    assert "Traceback" not in server.log()
+    assert "Task was destroyed" not in server.log()
+    assert not has_process("sleep 60; echo late")
+
+
+def test_a_second_signal_does_not_wait_for_what_runs(server: ServerProcess) -> None:
+    with server.client() as client:
+        start_batch(client, SLEEP)
+        started = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: client.get("/readyz").status_code == 503)
+        assert server.stop(signal.SIGINT) == 0
+    assert time.monotonic() - started < 4
+
+
+def test_many_streams_do_not_hold_up_a_stop(server: ServerProcess) -> None:
+    body = {"calls": [{"name": "bash", "arguments": {"command": "for i in 1 2 3 4 5 6; do echo $i; sleep 0.3; done"}}]}
+    with server.client() as client:
+        path, _ = start_batch(client, body)
+        address = httpx2.URL(server.url)
+        request = f"GET {path}/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode()
+        streams = [socket.create_connection((address.host, address.port or 0), timeout=12) for _ in range(50)]
+        try:
+            for stream in streams:
+                stream.sendall(request)
+                assert stream.recv(64).startswith(b"HTTP/1.1 200")
+            started = time.monotonic()
+            server.process.send_signal(signal.SIGTERM)
+            for stream in streams:
+                assert b"event: batch_end" in _read_to_end(stream)
+        finally:
+            for stream in streams:
+                stream.close()
+    assert server.process.wait(12) == 0
+    assert time.monotonic() - started < 9
+    assert "Traceback" not in server.log()
+    assert "without completing response" not in server.log()
+
+
+def _read_to_end(stream: socket.socket) -> bytes:
+    received = b""
+    while data := stream.recv(65536):
+        received += data
+    return received
+
+
+def test_after_a_kill_every_call_has_a_result_and_streams_go_on(data_dir: Path) -> None:
+    with ServerProcess(data_dir, {"TOOLCRIB_API_KEY": KEY}) as server:
+        with server.client() as client:
+            path, root = start_batch(
+                client, {"calls": [*SLEEP["calls"], {"name": "bash", "arguments": {"command": "touch second"}}]}
+            )
+            with event_stream(client, "GET", f"{path}/events") as (_, events):
+                seen = [next(events) for _ in range(2)]
+            server.process.kill()
+            server.process.wait(10)
+        # The warden sees that its service is gone.
+        eventually(lambda: not has_process("sleep 60; echo late"))
+        server.start()
+        with server.client() as client:
+            batch = client.get(path).json()
+            assert batch["status"] == "interrupted"
+            assert [call["status"] for call in batch["calls"]] == ["failed", "skipped"]
+            assert [call["error"]["code"] for call in batch["calls"]] == ["interrupted", "interrupted"]
+            assert all(call["result"]["isError"] for call in batch["calls"])
+            headers = {"Last-Event-ID": str(seen[-1].id)}
+            with event_stream(client, "GET", f"{path}/events", headers=headers) as (_, events):
+                rest = list(events)
+            assert _is_whole(seen + rest)
+            assert rest[-1].data["status"] == "interrupted"
+            assert client.post(f"{path}/cancel").status_code == 200
+            assert not (Path(root) / "second").exists()
+        server.stop()
+
+
+def _is_whole(events: list[Event]) -> bool:
+    return [event.id for event in events] == list(range(1, len(events) + 1)) and events[-1].type == "batch_end"

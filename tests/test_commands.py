@@ -1,0 +1,139 @@
+"""The `toolcrib` command up to the point where it serves; tests/system has the rest."""
+
+import json
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from app import __version__
+from app.__main__ import main
+from app.storage.sql.storage import SqlStorage
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    for name in list(os.environ):
+        if name.startswith("TOOLCRIB_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("TOOLCRIB_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("TOOLCRIB_PORT", "0")
+    monkeypatch.setenv("TOOLCRIB_LOG_FORMAT", "json")
+    before = structlog.get_config()
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    structlog.configure(**before)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def refusal(capsys: Capture, *arguments: str) -> str:
+    """Run a command that is refused and return its one sentence."""
+    assert main(arguments) == 2
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert "Traceback" not in written.err
+    [sentence] = [line for line in written.err.splitlines() if line.startswith("toolcrib: ")]
+    assert sentence.endswith(".")
+    return sentence.removeprefix("toolcrib: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("TOOLCRIB_PORT", "http", "TOOLCRIB_PORT is wrong"),
+        ("TOOLCRIB_SANDBOX", "landlock", "TOOLCRIB_SANDBOX is wrong: the sandbox landlock is not available"),
+        (
+            "TOOLCRIB_DATABASE_URL",
+            "postgresql://u:hunter2@127.0.0.1:1/x",
+            "the database of TOOLCRIB_DATABASE_URL cannot",
+        ),
+        ("TOOLCRIB_DATABASE_URL", "postgresql://u:hunter2@h:port/x", "TOOLCRIB_DATABASE_URL is wrong"),
+        ("TOOLCRIB_HOST", "256.1.1.1", "cannot listen on TOOLCRIB_HOST 256.1.1.1"),
+        ("TOOLCRIB_DATA_DIR", "/proc/nowhere", "TOOLCRIB_DATA_DIR: /proc/nowhere cannot be made"),
+        ("TOOLCRIB_DATA_DIR", "/etc/passwd", "TOOLCRIB_DATA_DIR: /etc/passwd cannot be made"),
+    ],
+)
+def test_a_wrong_setting_stops_the_start_with_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture, name: str, value: str, sentence: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    said = refusal(capsys, "serve")
+    assert said.startswith(sentence)
+    assert "hunter2" not in said
+
+
+def test_a_port_that_is_taken_is_told(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        monkeypatch.setenv("TOOLCRIB_PORT", port)
+        assert f"TOOLCRIB_PORT {port}: Address already in use" in refusal(capsys)
+
+
+def test_another_address_than_loopback_needs_a_key(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setenv("TOOLCRIB_HOST", "0.0.0.0")
+    assert refusal(capsys).startswith("there is no API key and TOOLCRIB_HOST is 0.0.0.0")
+
+
+def test_a_database_newer_than_the_code_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    import sqlite3
+
+    assert main(["migrate"]) == 0
+    with sqlite3.connect(tmp_path / "data" / "toolcrib.db") as database:
+        database.execute("UPDATE alembic_version SET version_num = '9999_from_the_future'")
+    database.close()
+    capsys.readouterr()
+    assert "9999_from_the_future" in refusal(capsys)
+
+
+def test_an_unknown_variable_is_a_warning_with_the_nearest_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("TOOLCRIB_PROT", "1")
+    assert main(["migrate"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    [warning] = [line for line in lines if line["message"] == "unknown_setting"]
+    assert (warning["level"], warning["variable"], warning["did_you_mean"]) == (
+        "warning",
+        "TOOLCRIB_PROT",
+        "TOOLCRIB_PORT",
+    )
+
+
+def test_the_version_is_printed_whatever_the_settings_are(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setenv("TOOLCRIB_PORT", "http")
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out == f"toolcrib {__version__}\n"
+
+
+def test_migrate_can_be_repeated(tmp_path: Path) -> None:
+    assert main(["migrate"]) == 0
+    assert main(["migrate"]) == 0
+    assert (tmp_path / "data" / "toolcrib.db").exists()
+
+
+def test_a_key_is_made_and_shown_once(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["key", "create", "--name", "ci"]) == 0
+    token = capsys.readouterr().out.strip()
+    assert token.startswith("toolcrib_")
+    assert len(token) > 40
+    storage = SqlStorage(tmp_path / "data" / "toolcrib.db")
+    [key] = storage.keys()
+    storage.close()
+    assert (key.name, key.scopes) == ("ci", ("read", "write", "exec", "admin"))
+    assert len(key.token_hash) == 32
+
+
+@pytest.mark.parametrize("arguments", [["frobnicate"], ["key"], ["key", "create", "extra"]])
+def test_a_command_that_is_none_is_refused(arguments: list[str], capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage: toolcrib" in capsys.readouterr().err

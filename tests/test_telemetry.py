@@ -1,0 +1,65 @@
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from app.telemetry import LogFormat, configure_logging
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    before = structlog.get_config()
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    structlog.configure(**before)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def lines(capture: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
+    return [json.loads(line) for line in capture.readouterr().err.splitlines()]
+
+
+def test_every_line_of_a_task_carries_its_ids(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("info", "json")
+    with structlog.contextvars.bound_contextvars(request_id="req_1", batch_id="batch_1"):
+        structlog.get_logger("app.x").info("done", count=2)
+        logging.getLogger("somebody.else").warning("careful %s", "now")
+    first, second = lines(capsys)
+    assert first.pop("at")
+    assert second.pop("at")
+    assert first == {"message": "done", "level": "info", "count": 2, "request_id": "req_1", "batch_id": "batch_1"}
+    assert second == {"message": "careful now", "level": "warning", "request_id": "req_1", "batch_id": "batch_1"}
+
+
+def test_a_level_holds_for_our_lines_and_for_those_of_libraries(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("warning", "json")
+    structlog.get_logger("app.x").info("quiet")
+    logging.getLogger("somebody.else").info("quiet")
+    structlog.get_logger("app.x").warning("loud")
+    assert [line["message"] for line in lines(capsys)] == ["loud"]
+
+
+@pytest.mark.parametrize("form", ["console", "json"])
+def test_a_traceback_shows_no_values_of_variables(capsys: pytest.CaptureFixture[str], form: LogFormat) -> None:
+    configure_logging("info", form)
+    secret = "hunter2-" * 2  # noqa: F841 - a value a careless traceback would print
+    try:
+        raise ValueError("broken")  # noqa: TRY301 - a traceback to log
+    except ValueError:
+        structlog.get_logger("app.x").exception("failed")
+    written = capsys.readouterr().err
+    assert "ValueError: broken" in written
+    assert "hunter2-hunter2-" not in written
+
+
+def test_control_characters_do_not_reach_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("info", "console")
+    structlog.get_logger("app.x").info("tool_call", tool="\x1b[2Jread\r\x07", path="héllo")
+    written = capsys.readouterr().err
+    assert "\\x1b[2Jread\\x0d\\x07" in written
+    assert "héllo" in written
+    assert not {"\x1b", "\r", "\x07"} & set(written)
