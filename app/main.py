@@ -21,7 +21,7 @@ from app.api.dependencies import About, Services
 from app.api.errors import add_error_handlers
 from app.api.middleware import FaultBarrier, RequestContext
 from app.api.openapi import build_openapi
-from app.api.routes import batches, calls, operations, tools, workspaces
+from app.api.routes import batches, calls, files, operations, tools, workspaces
 from app.domain.workspace import CAPTURE_BYTES, Workspace
 from app.errors import ConfigurationError
 from app.events.log import EventLog
@@ -34,7 +34,10 @@ from app.sandbox.base import Sandbox
 from app.sandbox.file_pool import FilePool
 from app.sandbox.local import LocalSandbox
 from app.sandbox.refused import RefusedSandbox
+from app.services.archives import ArchiveService
 from app.services.batches import BatchService
+from app.services.file_access import FileAccess
+from app.services.files import FileService
 from app.services.keys import KeyService, make_key
 from app.services.readiness import Readiness
 from app.services.tool_catalog import ToolCatalog
@@ -61,16 +64,28 @@ _DESCRIPTION: Final = (
 )
 _TAGS: Final = [
     {"name": "workspaces", "description": "Directories with options and limits."},
+    {"name": "files", "description": "What is in a workspace, moved in and out as it is."},
     {"name": "batches", "description": "Ordered tool calls, submitted once and executed once."},
     {"name": "calls", "description": "The records of single calls."},
     {"name": "tools", "description": "What a model is told of the tools."},
     {"name": "operations", "description": "For whoever runs the service; no key needed."},
 ]
-_CORS_METHODS: Final = ("GET", "HEAD", "POST", "PATCH", "DELETE")
-_CORS_REQUEST_HEADERS: Final = ("Authorization", "Content-Type", "Last-Event-ID", "Prefer", "Range", "X-Request-ID")
+_CORS_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+_CORS_REQUEST_HEADERS: Final = (
+    "Authorization",
+    "Content-Type",
+    "If-Match",
+    "If-None-Match",
+    "Last-Event-ID",
+    "Prefer",
+    "Range",
+    "X-Request-ID",
+)
 _CORS_RESPONSE_HEADERS: Final = (
     "Accept-Ranges",
+    "Content-Disposition",
     "Content-Range",
+    "ETag",
     "Location",
     "Preference-Applied",
     "Retry-After",
@@ -100,7 +115,7 @@ def create_app(settings: Settings) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    for module in (batches, calls, workspaces, tools, operations):
+    for module in (batches, calls, workspaces, files, tools, operations):
         app.include_router(module.router)
     add_error_handlers(app)
     # The last one added is the outermost.
@@ -148,8 +163,9 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
         stack.push_async_callback(records.close)
         stack.push_async_callback(records.drain, STORE_SECONDS)
 
-        files = FilePool()
-        stack.callback(files.close)
+        file_pool = FilePool()
+        stack.callback(file_pool.close)
+        mutations = FileMutationQueue()
         sandbox = _sandbox(settings)
         stack.push_async_callback(sandbox.close)
         finalizer = Finalizer(storage, reads, records)
@@ -159,7 +175,7 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
             records=records,
             finalizer=finalizer,
             hooks=hook_chain(load_hooks()),
-            tools=_tool_factory(sandbox, files),
+            tools=_tool_factory(sandbox, file_pool, mutations),
             capture_bytes=_capture_bytes,
         )
         backend = LocalBackend(runner)
@@ -169,11 +185,12 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
             storage=storage,
             reads=reads,
             records=records,
-            files=files,
+            files=file_pool,
             batches=batch_service,
             roots=WorkspaceRoots(settings.data_dir, settings.workspace_roots),
             allow_unrestricted=settings.allow_unrestricted,
         )
+        access = FileAccess(workspace_service, file_pool, mutations)
         services = Services(
             keys=KeyService(
                 storage=storage,
@@ -182,6 +199,8 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
                 environment_key=None if settings.api_key is None else settings.api_key.get_secret_value(),
             ),
             workspaces=workspace_service,
+            files=FileService(access, max_upload_bytes=settings.max_upload_bytes),
+            archives=ArchiveService(access, max_bytes=settings.max_upload_bytes),
             batches=batch_service,
             tools=ToolCatalog(),
             readiness=Readiness(storage, reads, settings.data_dir),
@@ -274,9 +293,7 @@ def _sandbox(settings: Settings) -> Sandbox:
     return sandbox
 
 
-def _tool_factory(sandbox: Sandbox, files: FilePool) -> ToolFactory:
-    mutations = FileMutationQueue()
-
+def _tool_factory(sandbox: Sandbox, files: FilePool, mutations: FileMutationQueue) -> ToolFactory:
     def make(
         workspace: Workspace, names: frozenset[str], output_url: Callable[[str], str | None]
     ) -> Mapping[str, AgentTool]:

@@ -31,6 +31,7 @@ class Settings(BaseSettings):
     api_key: SecretStr | None = None
     workspace_roots: Annotated[tuple[Path, ...], NoDecode] = ()
     allow_unrestricted: bool = False
+    max_upload_bytes: int = Field(default=10_000_000_000, ge=1)
     sandbox: Literal["auto", "process"] = "auto"
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     log_level: LogLevel = "info"

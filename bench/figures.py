@@ -30,10 +30,11 @@ class Scale:
     repeats: int
     output_bytes: int
     text_lines: int
+    text_offset: int
 
 
-FULL = Scale(rounds=5, seconds=2, repeats=20, output_bytes=1_000_000_000, text_lines=3_000_000)
-QUICK = Scale(rounds=1, seconds=0.3, repeats=2, output_bytes=20_000_000, text_lines=60_000)
+FULL = Scale(rounds=5, seconds=2, repeats=20, output_bytes=1_000_000_000, text_lines=3_040_000, text_offset=2_900_000)
+QUICK = Scale(rounds=1, seconds=0.3, repeats=2, output_bytes=20_000_000, text_lines=60_000, text_offset=58_000)
 
 
 @dataclass(frozen=True)
@@ -148,16 +149,16 @@ def read_memory(scale: Scale, data_dir: Path) -> Iterator[Figure]:
         with (root / "long.txt").open("w") as file:
             for _ in range(scale.text_lines // 1000):
                 file.write(line * 1000)
-        offset = scale.text_lines * 29 // 30
         call(service, workspace, "read", {"path": "small.txt", "offset": 4000})
         before, elapsed, peak, ended = peak_of(
-            service, lambda: call(service, workspace, "read", {"path": "long.txt", "offset": offset, "limit": 100})
+            service,
+            lambda: call(service, workspace, "read", {"path": "long.txt", "offset": scale.text_offset, "limit": 100}),
         )
         details = ended["result"]["details"]
-        if (details["startLine"], details["endLine"]) != (offset, offset + 99):
+        if (details["startLine"], details["endLine"]) != (scale.text_offset, scale.text_offset + 99):
             raise RuntimeError(f"another page was read: {details}")
     size = scale.text_lines * len(line) // 10**6
-    yield memory_figure(f"memory for a {size} MB text at line {offset:,}", before, peak, elapsed, 64_000_000)
+    yield memory_figure(f"memory for a {size} MB text at line {scale.text_offset:,}", before, peak, elapsed, 64_000_000)
 
 
 def first_delta(scale: Scale, data_dir: Path) -> Iterator[Figure]:

@@ -1,4 +1,8 @@
-"""The schema's history: one chain of revisions for SQLite and Postgres."""
+"""The schema's history: one chain of revisions for SQLite and Postgres.
+
+A new revision is a file in `versions/` named after its number, and its number is `HEAD`. `tests/migrations` holds the
+chain against the tables of `app.storage.sql.schema`.
+"""
 
 from pathlib import Path
 from typing import Final

@@ -22,7 +22,9 @@ from app.errors import (
     PayloadTooLarge,
     Unauthorized,
 )
+from app.services.archives import ArchiveService
 from app.services.batches import BatchService
+from app.services.files import FileService
 from app.services.keys import Caller, KeyService
 from app.services.readiness import Readiness
 from app.services.tool_catalog import ToolCatalog
@@ -51,6 +53,8 @@ class Services:
 
     keys: KeyService
     workspaces: WorkspaceService
+    files: FileService
+    archives: ArchiveService
     batches: BatchService
     tools: ToolCatalog
     readiness: Readiness

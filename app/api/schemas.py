@@ -361,6 +361,65 @@ class ToolListBody(ListBody):
     data: list[ToolBody]
 
 
+class StoredFileBody(ResponseModel):
+    """A file that was stored; `path` is relative to the workspace's root, with links resolved."""
+
+    path: str
+    bytes: int
+    etag: str
+    created: bool
+
+
+class FileErrorBody(ResponseModel):
+    code: ErrorCode
+    message: str
+
+
+class FileResultBody(ResponseModel):
+    """What became of one file of several: `error` is null, or everything but `path` is."""
+
+    path: str
+    bytes: int | None
+    etag: str | None
+    created: bool | None
+    error: FileErrorBody | None
+
+
+class FilesBody(ResponseModel):
+    data: list[FileResultBody]
+    has_errors: bool
+
+
+class TreeEntryBody(ResponseModel):
+    r"""An entry of a directory. `bytes` is null but for files; a directory that is not listed has `error`.
+
+    Names that are no UTF-8 are shown with `\xNN` and come with `nameBase64` and `pathBase64`.
+    """
+
+    path: str
+    name: str
+    type: Literal["file", "directory", "symlink", "other"]
+    bytes: int | None
+    modified_at: Time | None
+    target: str | None = None
+    error: str | None = None
+    name_base64: str | None = None
+    path_base64: str | None = None
+
+
+class TreeBody(ListBody):
+    data: list[TreeEntryBody]
+
+
+class UnpackedBody(ResponseModel):
+    """How many files of an archive were new and how many replaced one, its directories, and the files' bytes."""
+
+    created: int
+    replaced: int
+    directories: int
+    bytes: int
+
+
 class HealthBody(ResponseModel):
     status: Literal["ok"]
 
@@ -414,3 +473,6 @@ class ProblemBody(ResponseModel):
     code: str
     request_id: str
     errors: list[ProblemErrorBody] | None = None
+    current_etag: str | None = None
+    files: list[FileResultBody] | None = None
+    applied: list[str] | None = None

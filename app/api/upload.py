@@ -58,11 +58,11 @@ def _too_large(limit: int) -> PayloadTooLarge:
     return PayloadTooLarge(f"a body with files may have {limit} bytes here")
 
 
-def form_parts(request: Request, limit: int) -> AsyncIterator[Part]:
+def form_parts(request: Request, limit: int) -> AsyncGenerator[Part, None]:
     """Return the parts of a multipart/form-data body as they arrive; what is not read of one is skipped.
 
-    A part's path is its `filename`, and without one its `name`, both in UTF-8. Where they are something else, or are
-    missing, the path is None.
+    A part's path is its `filename`, and when it has none its `name`, both in UTF-8. Where that is something else or
+    empty, as for a field of a form nobody chose a file for, the path is None.
 
     Raises:
         UnsupportedMediaType: the body is something else.
@@ -150,7 +150,7 @@ class _Start:
 
 def _path(disposition: bytes) -> str | None:
     kind, parameters = parse_options_header(disposition.decode("latin-1"))
-    raw = parameters.get(b"filename") or parameters.get(b"name")
+    raw = parameters.get(b"filename", parameters.get(b"name"))
     if kind != b"form-data" or not raw:
         return None
     try:

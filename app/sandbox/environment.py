@@ -18,7 +18,10 @@ MAX_VALUE_BYTES: Final = 32_768
 MAX_TOTAL_BYTES: Final = 131_072
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_LOCALE: Final = re.compile(r"LANG|LANGUAGE|LC_[A-Z]+", re.ASCII)
+_LOCALE: Final = (
+    "LANG", "LANGUAGE", "LC_ALL", "LC_ADDRESS", "LC_COLLATE", "LC_CTYPE", "LC_IDENTIFICATION", "LC_MEASUREMENT",
+    "LC_MESSAGES", "LC_MONETARY", "LC_NAME", "LC_NUMERIC", "LC_PAPER", "LC_TELEPHONE", "LC_TIME",
+)  # fmt: skip
 _UTF8: Final = re.compile(r"\.utf-?8(@|$)", re.IGNORECASE)
 
 # What makes a loader, a shell or an interpreter run or load something before the command itself. A command can set
@@ -128,7 +131,7 @@ def _path() -> str:
 
 
 def _locale() -> dict[str, str]:
-    found = {name: value for name, value in os.environ.items() if _LOCALE.fullmatch(name) and value}
+    found = {name: value for name in _LOCALE if (value := os.environ.get(name))}
     characters = found.get("LC_ALL") or found.get("LC_CTYPE") or found.get("LANG") or ""
     if _UTF8.search(characters) is None:
         return {"LANG": "C.UTF-8"}

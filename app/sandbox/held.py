@@ -33,10 +33,7 @@ class Held:
         try:
             yield
         finally:
-            with self._lock:
-                self._in_use = False
-                last = self._let_go
-            if last:
+            if self._give_back():
                 self._release()
 
     def let_go(self) -> None:
@@ -48,3 +45,9 @@ class Held:
             last = not self._in_use
         if last:
             self._release()
+
+    def _give_back(self) -> bool:
+        """Note that the thread is through; return whether it was the last to have the thing."""
+        with self._lock:
+            self._in_use = False
+            return self._let_go

@@ -242,7 +242,7 @@ class _Link:
         directory, stdout, stdout_end, stderr, stderr_end = opened
         os.set_blocking(stdout, False)
         os.set_blocking(stderr, False)
-        number = next(self._numbers)
+        number = next(self._numbers) & 0xFFFF_FFFF  # as wide as the protocol has it
         process = LocalProcess(self, number, spec.argv[0], stdout, stderr, self._loop.create_future())
         self._commands[number] = process
         return process, (directory, stdout_end, stderr_end)
@@ -369,19 +369,8 @@ class _Link:
         for _, descriptors in self._outbox:
             _close_all(descriptors)
         self._outbox.clear()
-        if self._ready or not self._commands:
-            failure = ToolError(
-                ErrorCode.INTERRUPTED,
-                f"the process that supervises commands {what} while this command ran, and the command was ended; "
-                "it may have taken effect: look before you repeat it",
-            )
-        else:
-            failure = ToolError(
-                ErrorCode.SANDBOX_UNAVAILABLE,
-                "the process that supervises commands could not be started; the service's log says why",
-            )
         for process in self._commands.values():
-            process.on_failed(failure)
+            process.on_failed(_lost(what) if self._ready else _not_launched("the service's log says why"))
         self._commands.clear()
 
 
@@ -431,11 +420,23 @@ def _launch() -> _Link:
     except OSError as error:
         ours.close()
         code = ErrorCode.LIMIT_EXCEEDED if error.errno in _NO_MORE else ErrorCode.SANDBOX_UNAVAILABLE
-        raise ToolError(code, f"the process that supervises commands could not be started: {error.strerror}") from None
+        raise _not_launched(os.strerror(error.errno or errno.EIO), code) from None
     finally:
         theirs.close()
     ours.setblocking(False)
     return _Link(process, ours)
+
+
+def _lost(what: str) -> ToolError:
+    return ToolError(
+        ErrorCode.INTERRUPTED,
+        f"the process that supervises commands {what} while this command ran, and the command was ended; "
+        "it may have taken effect: look before you repeat it",
+    )
+
+
+def _not_launched(reason: str, code: ErrorCode = ErrorCode.SANDBOX_UNAVAILABLE) -> ToolError:
+    return ToolError(code, f"the process that supervises commands could not be started: {reason}")
 
 
 def _start_body(spec: ProcessSpec) -> bytes:

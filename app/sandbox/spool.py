@@ -71,8 +71,8 @@ class Spool:
                     self.size += written
                     check()
 
-    def finish(self, check: Callable[[], None] = go_on) -> str:
-        """Put the content on the disk and return the entity tag the file will have.
+    def sync(self) -> None:
+        """Put the content on the disk.
 
         Raises:
             ToolError: `no_space`, `io_error`.
@@ -80,6 +80,17 @@ class Spool:
         with self._held.use():
             try:
                 os.fsync(self._fd)
+            except OSError as error:
+                raise tool_error_from_oserror(error, self._shown) from None
+
+    def etag(self, check: Callable[[], None] = go_on) -> str:
+        """Return the entity tag that a file with this content will have.
+
+        Raises:
+            ToolError: `io_error`.
+        """
+        with self._held.use():
+            try:
                 os.lseek(self._fd, 0, os.SEEK_SET)
                 return etag_of_file(self._fd, check)
             except OSError as error:

@@ -370,7 +370,7 @@ class Warden(Family):
             name, _, value = entry.partition(b"=")
             environment[name] = value
         if self._tagging:
-            resource.setrlimit(resource.RLIMIT_RTTIME, (self._tags[number % _TAG_SPAN], self._hard))
+            resource.setrlimit(resource.RLIMIT_RTTIME, (self._tags[number], self._hard))
         # posix_spawn is vfork and exec: its cost does not depend on the size of a process.
         return os.posix_spawn(
             strings[0],

@@ -137,10 +137,11 @@ class FileShrank(Exception):
 class Download:
     """A file that is open for reading: what was opened is what is read, whatever is stored under the path meanwhile.
 
-    `bytes` is its size, `head` its first bytes. Close it.
+    `path` is relative to the workspace's root, with links resolved; `bytes` is the size, `head` the first bytes. Close
+    it.
     """
 
-    def __init__(self, visit: Visit, fd: int, shown: str) -> None:
+    def __init__(self, visit: Visit, fd: int, path: str) -> None:
         self._visit = visit
         self._fd = fd
         self._held = Held(lambda: os.close(fd))
@@ -148,7 +149,7 @@ class Download:
         self.head = b""
         self.bytes = 0
         self.etag = ""
-        self.shown = shown
+        self.path = path
 
     def look(self) -> None:
         """Read what there is to know; in the file pool."""
@@ -176,7 +177,7 @@ class Download:
         while start < end:
             chunk = await self._visit.run(self._read, min(CHUNK_BYTES, end - start), start)
             if not chunk:
-                raise FileShrank(f"{self.shown} ended at {start} of {self.bytes} bytes")
+                raise FileShrank(f"{self.path} ended at {start} of {self.bytes} bytes")
             yield chunk
             start += len(chunk)
 
@@ -417,7 +418,8 @@ class _Upload:
     def finish(self, parts: list[bytes]) -> None:
         assert self._spool is not None  # noqa: S101 - begun
         self._spool.append(parts, self._check)
-        self._etag = self._spool.finish(self._check)
+        self._spool.sync()
+        self._etag = self._spool.etag(self._check)
 
     def resolve(self) -> Target:
         with self._visit.root() as root:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from app.errors import StorageUnavailable
 from app.storage.base import OperationalError
@@ -12,7 +12,7 @@ from app.storage.base import OperationalError
 P = ParamSpec("P")
 T = TypeVar("T")
 
-READ_THREADS = 8
+READ_THREADS: Final = 8
 
 
 class ReadPool:

@@ -44,7 +44,6 @@ def upgrade() -> None:
         sqlite_where=_OPEN_WORKSPACE,
         postgresql_where=_OPEN_WORKSPACE,
     )
-    op.create_index("ix_workspaces_status", "workspaces", ["status", "id"])
 
     op.create_table(
         "batches",

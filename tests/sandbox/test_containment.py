@@ -1,11 +1,11 @@
 """Paths of a workspace: what is inside is found by any name, what is outside by none."""
 
-import ctypes
 import errno
-import multiprocessing
 import os
 import socket
 import stat
+import subprocess
+import sys
 import time
 import unicodedata
 from collections.abc import Iterator
@@ -280,7 +280,7 @@ def test_each_kind_of_bad_path_has_its_code(workspace: Path, path: str, code: Er
 
 
 def test_a_path_of_the_greatest_length_is_usable(workspace: Path) -> None:
-    path = ("d/" * 2047) + "f"
+    path = "/".join(["n" * 255] * 16)
     assert len(path) == MAX_PATH_BYTES
     assert refusal(workspace, path).code is ErrorCode.NOT_FOUND
     with Root.open(str(workspace)) as root:
@@ -483,7 +483,7 @@ def test_ten_thousand_refusals_leave_no_descriptor_behind(workspace: Path, outsi
     paths = ["out/secret.txt", "../x", "loop", "file/x", "pipe", "missing/x", "dir", "later", "a/../../x", "loop/x/y"]
     before = open_fds()
     with Root.open(str(workspace)) as root:
-        for _ in range(500):
+        for _ in range(400):
             for path in paths:
                 relative = root.relative(path)
                 with pytest.raises(ToolError):
@@ -602,27 +602,25 @@ def test_no_mix_of_names_dots_and_links_opens_anything_outside(
     assert os.path.realpath(workspace / path) == real
 
 
-def _flip(one: str, other: str, stop: "multiprocessing.synchronize.Event") -> None:
-    """Exchange two names as fast as the kernel can until told to stop."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    first, second = os.fsencode(one), os.fsencode(other)
-    while not stop.is_set():
-        for _ in range(200):
-            libc.renameat2(-100, first, -100, second, 2)
+FLIP = """
+import ctypes, os, select, sys
+exchange = ctypes.CDLL(None, use_errno=True).renameat2
+first, second = map(os.fsencode, sys.argv[1:])
+while not select.select([0], [], [], 0)[0]:
+    for _ in range(200):
+        exchange(-100, first, -100, second, 2)
+"""
 
 
 @contextmanager
 def flipping(one: Path, other: Path) -> Iterator[None]:
-    context = multiprocessing.get_context("spawn")
-    stop = context.Event()
-    process = context.Process(target=_flip, args=(str(one), str(other), stop), daemon=True)
-    process.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        process.join(10)
-        assert process.exitcode == 0
+    """Have another process exchange two names as fast as the kernel can."""
+    with subprocess.Popen([sys.executable, "-S", "-c", FLIP, str(one), str(other)], stdin=subprocess.PIPE) as process:
+        try:
+            yield
+        finally:
+            process.communicate(b"stop", timeout=20)
+    assert process.returncode == 0
 
 
 def test_a_directory_swapped_for_a_link_all_the_time_never_leads_a_read_out(workspace: Path, outside: Path) -> None:
@@ -632,7 +630,7 @@ def test_a_directory_swapped_for_a_link_all_the_time_never_leads_a_read_out(work
     (workspace / "e").symlink_to(outside)
     seen: dict[bytes | ErrorCode, int] = {}
     with flipping(workspace / "d", workspace / "e"), Root.open(str(workspace)) as root:
-        end = time.monotonic() + 2.5
+        end = time.monotonic() + 2
         relative = root.relative("d/f.txt")
         while time.monotonic() < end or len(seen) < 2:
             assert time.monotonic() < end + 20, "the swap was never met"
@@ -656,7 +654,7 @@ def test_a_directory_swapped_for_a_link_all_the_time_never_leads_a_write_out(wor
     before = open_fds()
     seen: dict[str, int] = {}
     with flipping(workspace / "d", workspace / "e"), Root.open(str(workspace)) as root:
-        end = time.monotonic() + 2.5
+        end = time.monotonic() + 2
         number = 0
         while time.monotonic() < end or len(seen) < 2:
             assert time.monotonic() < end + 20, "the swap was never met"

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import resource
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -55,6 +56,20 @@ async def test_a_program_that_cannot_run_is_unsupported(run: Run, tmp_path: Path
     assert error.value.code is ErrorCode.UNSUPPORTED
     assert name in error.value.message
     assert descriptors() == before
+
+
+@pytest.mark.parametrize("program", ["/nonexistent/python", "/bin/false"])
+async def test_a_warden_that_cannot_be_started_makes_the_sandbox_unavailable(
+    run: Run, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    before = descriptors()
+    monkeypatch.setattr(sys, "executable", program)
+    with pytest.raises(ToolError) as error:
+        await run("true")
+    assert error.value.code is ErrorCode.SANDBOX_UNAVAILABLE
+    monkeypatch.undo()
+    assert (await run("echo on")).text() == "on\n"
+    assert len(descriptors() - before) == 1  # the socket of the warden that could
 
 
 async def test_arguments_too_large_for_the_system_are_told(run: Run) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event, text
+from sqlalchemy import Connection, Engine, event, text
 
 from app.domain import json_codec
 from app.domain.batch import Batch, BatchStatus
@@ -341,7 +341,10 @@ def test_large_output_comes_in_pieces_of_at_most_a_mebibyte(storage: SqlStorage,
 
 def plans(storage: SqlStorage, read: Callable[[SqlStorage], object]) -> str:
     """Return how the database runs the statements of a read."""
-    engine = storage._database.reader
+    return explained(storage, storage._database.reader, read)
+
+
+def explained(storage: SqlStorage, engine: Engine, use: Callable[[SqlStorage], object]) -> str:
     sent: list[tuple[str, Any]] = []
 
     def note(_connection: Connection, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
@@ -349,7 +352,7 @@ def plans(storage: SqlStorage, read: Callable[[SqlStorage], object]) -> str:
 
     event.listen(engine, "before_cursor_execute", note)
     try:
-        read(storage)
+        use(storage)
     finally:
         event.remove(engine, "before_cursor_execute", note)
     found = []
@@ -370,7 +373,6 @@ def plans(storage: SqlStorage, read: Callable[[SqlStorage], object]) -> str:
 LISTS: dict[str, tuple[Callable[[SqlStorage], object], str]] = {
     "workspaces": (lambda s: s.workspaces(before="ws_z", limit=5), "workspaces"),
     "workspaces of an owner": (lambda s: s.workspaces(before=None, limit=5, owner="o"), "ix_workspaces_owner"),
-    "workspaces by status": (lambda s: s.workspaces_with_status(WorkspaceStatus.DELETING), "ix_workspaces_status"),
     "batches": (lambda s: s.batches("ws", status=None, before="batch_z", limit=5), "ix_batches_workspace"),
     "batches by status": (
         lambda s: s.batches("ws", status=BatchStatus.COMPLETED, before="batch_z", limit=5),
@@ -408,6 +410,22 @@ def test_list_walks_its_index_in_order(storage: SqlStorage, name: str) -> None:
     # SQLite says SCAN of a table without USING when it reads all of it, Postgres Seq Scan; neither may sort.
     assert not re.search(r"SCAN (workspaces|batches|calls|events|call_output)(?! USING)|Seq Scan", plan), plan
     assert not re.search(r"TEMP B-TREE|Sort", plan), plan
+
+
+def test_new_root_is_compared_through_the_index(storage: SqlStorage) -> None:
+    plan = explained(
+        storage, storage._database.writer, lambda s: s.apply([CreateWorkspace(make_workspace(root="/srv/a/b"))])
+    )
+    searches = re.findall(
+        r"(?:SEARCH workspaces|Scan) .*?ux_workspaces_open_root|Scan using ux_workspaces_open_root", plan
+    )
+    assert len(searches) == 2, plan
+    assert not re.search(r"SCAN workspaces|Seq Scan", plan), plan
+
+
+def test_open_workspaces_are_found_without_the_gone_ones(storage: SqlStorage) -> None:
+    plan = plans(storage, lambda s: s.workspaces_with_status(WorkspaceStatus.DELETING))
+    assert "ux_workspaces_open_root" in plan, plan
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ SPELLINGS: list[tuple[str, Any, dict[str, Any]]] = [
     ("grep", {"pattern": "x", "ignore_case": True}, {"pattern": "x", "caseSensitive": False}),
     ("find", {"glob": "*.py", "file_path": "d"}, {"pattern": "*.py", "path": "d"}),
     ("ls", {"file_path": "d", "max_depth": 2}, {"path": "d", "maxDepth": 2}),
+    ("ls", {"depth": 2}, {"maxDepth": 2}),
     ("ls", {"path": None, "maxDepth": "2"}, {"maxDepth": 2}),
 ]
 

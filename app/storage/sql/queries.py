@@ -19,6 +19,7 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
+    text,
 )
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -33,6 +34,7 @@ from app.domain.workspace import Workspace, WorkspaceStatus
 from app.storage.base import ApiKey, CallFilter, OutputExtent, Page, UnfinishedBatch
 from app.storage.sql import rows
 from app.storage.sql.schema import (
+    OPEN_WORKSPACE,
     TOOL_KEY_BYTES,
     UNFINISHED_BATCH,
     api_keys,
@@ -149,8 +151,12 @@ def workspaces_page(connection: Connection, before: str | None, limit: int, owne
 
 
 def workspaces_with_status(connection: Connection, status: WorkspaceStatus) -> list[Workspace]:
-    statement = select(workspaces).where(workspaces.c.status == status.value).order_by(workspaces.c.id)
-    return [rows.workspace(row) for row in connection.execute(statement)]
+    statement = select(workspaces).where(workspaces.c.status == status.value)
+    if status in {WorkspaceStatus.ACTIVE, WorkspaceStatus.DELETING}:
+        # Says nothing new to a reader; it leads the database to the index that has the open ones and no others.
+        statement = statement.where(text(OPEN_WORKSPACE), workspaces.c.root > b"")
+    found = [rows.workspace(row) for row in connection.execute(statement)]
+    return sorted(found, key=lambda workspace: workspace.id)
 
 
 # -- batches ----------------------------------------------------------------------------------------------------------
@@ -310,7 +316,7 @@ def _call_records(
             left -= row.result_bytes
             results.append(row.id)
     fitting = {"arguments": arguments, "results": results, "either": [*{*arguments, *results}]}
-    loaded = {call_id: (text, result) for call_id, text, result in connection.execute(_CALL_TEXTS, fitting)}
+    loaded = {call_id: (given, result) for call_id, given, result in connection.execute(_CALL_TEXTS, fitting)}
     return [rows.call(row, *loaded.get(row.id, (None, None))) for row in found]
 
 

@@ -70,7 +70,7 @@ workspaces = Table(
     sqlite_with_rowid=False,
 )
 Index("ix_workspaces_owner", workspaces.c.owner, workspaces.c.id)
-# One open workspace per root, and the way to find the roots below or above another.
+# One open workspace per root, and the way to find the roots below or above another, and the open ones at a start.
 Index(
     "ux_workspaces_open_root",
     workspaces.c.root,
@@ -78,7 +78,6 @@ Index(
     sqlite_where=text(OPEN_WORKSPACE),
     postgresql_where=text(OPEN_WORKSPACE),
 )
-Index("ix_workspaces_status", workspaces.c.status, workspaces.c.id)
 
 
 batches = Table(
