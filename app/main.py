@@ -8,7 +8,7 @@ import asyncio
 import os
 import platform
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Final
 
@@ -30,10 +30,10 @@ from app.execution.finalizer import Finalizer
 from app.execution.recovery import recover
 from app.execution.runner import BatchRunner, ToolFactory
 from app.hooks.chain import hook_chain, load_hooks
-from app.sandbox.base import Sandbox
+from app.sandbox.base import Sandbox, Tier
 from app.sandbox.file_pool import FilePool
-from app.sandbox.local import LocalSandbox
 from app.sandbox.refused import RefusedSandbox
+from app.sandbox.selection import SandboxMeans, select_sandbox
 from app.services.archives import ArchiveService
 from app.services.batches import BatchService
 from app.services.file_access import FileAccess
@@ -166,7 +166,7 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
         file_pool = FilePool()
         stack.callback(file_pool.close)
         mutations = FileMutationQueue()
-        sandbox = _sandbox(settings)
+        sandbox = await _sandbox(settings)
         stack.push_async_callback(sandbox.close)
         finalizer = Finalizer(storage, reads, records)
         runner = BatchRunner(
@@ -279,17 +279,37 @@ def _sentence(what: str, error: Exception) -> str:
     return f"{what}: {' '.join(str(error).split()).removesuffix('.')}."
 
 
-def _sandbox(settings: Settings) -> Sandbox:
-    if settings.sandbox == "auto" and not settings.loopback:
-        _log.warning("commands_refused", host=settings.host, sandbox="auto")
+async def _sandbox(settings: Settings) -> Sandbox:
+    """Return the strongest sandbox that holds, or the one that is asked for.
+
+    Raises:
+        ConfigurationError: the one that is asked for does not hold.
+    """
+    tiers: Sequence[Tier] = ("namespace", "landlock", "process")
+    if settings.sandbox != "auto":
+        tiers = (settings.sandbox,)
+    elif not settings.loopback:
+        tiers = ("namespace", "landlock")
+    means = SandboxMeans(settings.data_dir, settings.sandbox_readable, settings.bwrap)
+    selection = await select_sandbox(tiers, means)
+    for tier, reason in selection.refused.items():
+        if settings.sandbox != "auto":
+            raise ConfigurationError(
+                f"{variable('sandbox')}={tier} cannot be had here: {reason.removesuffix('.')}."
+            )
+        _log.warning("sandbox_not_available", tier=tier, reason=reason)
+    sandbox = selection.sandbox
+    if sandbox is None:
+        _log.warning("commands_refused", host=settings.host)
         return RefusedSandbox(
-            "commands do not run here: nothing isolates them, and this service can be reached from other machines. "
-            f"Its operator can allow that with {variable('sandbox')}=process"
+            "commands do not run here: nothing on this machine isolates them, and this service can be reached from "
+            f"other machines. Its operator can read why in the log, or allow it with {variable('sandbox')}=process"
         )
-    sandbox = LocalSandbox()
-    _log.warning("commands_are_not_isolated", missing=list(sandbox.report.missing))
+    report = sandbox.report
+    if report.tier == "process":
+        _log.warning("commands_are_not_isolated", missing=list(report.missing))
     if os.geteuid() == 0:
-        _log.warning("commands_run_as_root")
+        _log.warning("commands_run_as_root", tier=report.tier)
     return sandbox
 
 

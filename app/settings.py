@@ -1,6 +1,8 @@
 """Settings: read from `TOOLCRIB_*` variables once, at the start. docs/configuration.md has a line for each."""
 
 import difflib
+import os
+import stat
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from pathlib import Path
@@ -32,7 +34,9 @@ class Settings(BaseSettings):
     workspace_roots: Annotated[tuple[Path, ...], NoDecode] = ()
     allow_unrestricted: bool = False
     max_upload_bytes: int = Field(default=10_000_000_000, ge=1)
-    sandbox: Literal["auto", "process"] = "auto"
+    sandbox: Literal["auto", "namespace", "landlock", "process"] = "auto"
+    sandbox_readable: Annotated[tuple[Path, ...], NoDecode] = ()
+    bwrap: Path | None = None
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     log_level: LogLevel = "info"
     log_format: LogFormat = "auto"
@@ -81,16 +85,20 @@ class Settings(BaseSettings):
             raise PydanticCustomError("api_key", "it may hold only visible ASCII characters and no blanks")
         return value
 
-    @field_validator("sandbox", mode="before")
+    @field_validator("bwrap")
     @classmethod
-    def _is_available(cls, value: Any) -> Any:
-        if value in {"namespace", "landlock"}:
-            raise PydanticCustomError(
-                "sandbox", "the sandbox {name} is not available in this build, use auto or process", {"name": value}
-            )
+    def _is_a_program(cls, value: Path | None) -> Path | None:
+        if value is None:
+            return None
+        if not value.is_absolute():
+            raise PydanticCustomError("bwrap", "it has to be an absolute path")
+        if not value.is_file() or not os.access(value, os.X_OK):
+            raise PydanticCustomError("bwrap", "there is no program")
+        if value.stat().st_mode & stat.S_ISUID:
+            raise PydanticCustomError("bwrap", "the program is setuid, which is not used")
         return value
 
-    @field_validator("workspace_roots", mode="before")
+    @field_validator("workspace_roots", "sandbox_readable", mode="before")
     @classmethod
     def _split_paths(cls, value: Any) -> Any:
         if not isinstance(value, str):
@@ -106,6 +114,16 @@ class Settings(BaseSettings):
             if not path.is_dir():
                 raise PydanticCustomError("workspace_roots", "there is no directory {path}", {"path": str(path)})
         return tuple(path.resolve() for path in value)
+
+    @field_validator("sandbox_readable")
+    @classmethod
+    def _exist(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
+        for path in value:
+            if not path.is_absolute() or ".." in path.parts or path == Path("/"):
+                raise PydanticCustomError("sandbox_readable", "{path} is no absolute path below /", {"path": str(path)})
+            if not path.exists():
+                raise PydanticCustomError("sandbox_readable", "there is nothing at {path}", {"path": str(path)})
+        return value
 
     @field_validator("cors_origins", mode="before")
     @classmethod

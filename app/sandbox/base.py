@@ -22,17 +22,22 @@ class SandboxReport:
 class ProcessSpec:
     """A command to start: `argv[0]` is an absolute path, `env` is the whole environment, stdin is always /dev/null.
 
-    `root_fd` is an open descriptor of the directory to start in; the sandbox duplicates what it keeps.
+    `root_fd` is an open descriptor of the directory to start in; the sandbox duplicates what it keeps. `readable` are
+    absolute paths outside that directory which this command may read where a sandbox holds it.
     """
 
     argv: Sequence[str]
     root_fd: int
     env: Mapping[str, str] = field(default_factory=dict)
+    readable: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
     """`exit_code` is None when the process died by `signal` (a number).
+
+    Where the process ran below a wrapper (tier `namespace`) that is told as exit code 128 + `signal`, and `signal` is
+    None, unless the wrapper was killed with it.
 
     `asked` tells whether `terminate` or `kill` reached the command before it had exited: when not, it ended by itself.
     """
@@ -53,7 +58,8 @@ class ProcessHandle(Protocol):
         """Return once the command's own process has exited; its descendants may still live.
 
         Raises:
-            ToolError: `interrupted` when what supervised the command died or was told to stop.
+            ToolError: `interrupted` when what supervised the command died or was told to stop; `sandbox_unavailable`
+                when its sandbox could not be set up, so that it never began.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Commands on this host, without a kernel sandbox: the service's side of the warden (`app.sandbox.warden`)."""
+"""Commands on this host, in any tier: the service's side of the warden (`app.sandbox.warden`)."""
 
 import asyncio
 import contextlib
@@ -19,6 +19,8 @@ import structlog
 from app.errors import ErrorCode, ToolError
 from app.sandbox import warden
 from app.sandbox.base import ExitStatus, ProcessSpec, SandboxReport
+from app.sandbox.confinement import Confinement, Launch, Unconfined
+from app.sandbox.files import remove_tree
 
 _log = structlog.get_logger(__name__)
 
@@ -31,26 +33,22 @@ _END_SECONDS: Final = warden.GIVE_UP_SECONDS + 1.0
 _NO_MORE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ETOOMANYREFS})
 _NO_PROGRAM: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC, errno.ELOOP})
 
-MISSING: Final = ("filesystem", "network", "processes", "seccomp", "limits")
-"""What this tier lacks: a command can open every file the service's user can (`filesystem`), use the host's network
-(`network`), see and signal this user's other processes (`processes`), make any system call (`seccomp`) and use as much
-memory, processor and disk as there is (`limits`). Started as root, a command is root too: `user`."""
-
 
 class LocalSandbox:
-    """Runs commands as children of a warden; tier `process`. One per service.
+    """Runs commands as children of a warden, held by a confinement; without one, tier `process`. One per service.
 
     The warden is started by the first command and again by the next one after it was killed. Event loops may use the
     sandbox one after the other, not at the same time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, confinement: Confinement | None = None) -> None:
+        self._confinement: Confinement = confinement or Unconfined()
         self._link: _Link | None = None
         self._closed = False
 
     @property
     def report(self) -> SandboxReport:
-        return SandboxReport("process", MISSING if os.geteuid() else (*MISSING, "user"))
+        return self._confinement.report
 
     async def start(self, spec: ProcessSpec) -> "LocalProcess":
         """Start a command in its root directory, as the leader of a session of its own.
@@ -60,11 +58,11 @@ class LocalSandbox:
                 (argv and environment), `limit_exceeded`, `sandbox_unavailable`, `interrupted` (the warden was lost
                 before it answered).
         """
-        body = _start_body(spec)
+        _check_strings(spec)
         link = await self._connect()
         if os.fstat(spec.root_fd).st_nlink == 0:
             raise _no_directory()
-        process, ends = link.prepare(spec)
+        process, body, ends = link.prepare(spec, self._confinement)
         try:
             link.send(warden.START, process.number, body, ends)
             async with asyncio.timeout(_START_SECONDS):
@@ -85,6 +83,7 @@ class LocalSandbox:
         if link is not None:
             link.hang_up()
             await link.sweep()
+        self._confinement.close()
 
     async def _connect(self) -> "_Link":
         loop = asyncio.get_running_loop()
@@ -106,15 +105,24 @@ class LocalProcess:
     """A command of a `LocalSandbox`. `stdout` and `stderr` are non-blocking read ends; -1 once closed."""
 
     def __init__(
-        self, link: "_Link", number: int, program: str, stdout: int, stderr: int, started: asyncio.Future[None]
+        self,
+        link: "_Link",
+        number: int,
+        program: str,
+        streams: tuple[int, int],
+        started: asyncio.Future[None],
+        *,
+        status: int,
+        scratch: tuple[int, str] | None,
     ) -> None:
         self._link = link
         self.number = number
         self.program = program
         self.pid = -1
-        self.stdout = stdout
-        self.stderr = stderr
+        self.stdout, self.stderr = streams
         self.started = started
+        self._wrapper_status = status
+        self._scratch = scratch
         self._exited = asyncio.Event()
         self._ended = asyncio.Event()
         self._status: ExitStatus | None = None
@@ -124,7 +132,7 @@ class LocalProcess:
         """Return once the command's own process has exited.
 
         Raises:
-            ToolError: `interrupted` when the warden was lost, and with it the exit status.
+            ToolError: `interrupted` when the warden was lost, and with it the exit status; `sandbox_unavailable`.
         """
         await self._exited.wait()
         if self._status is None:
@@ -160,16 +168,25 @@ class LocalProcess:
         """
         self.release()
         await self.kill()
+        if self._scratch is not None:
+            (directory, name), self._scratch = self._scratch, None
+            await asyncio.to_thread(_remove_scratch, directory, name)
 
     def release(self) -> None:
         """Close the descriptors and ask for the end of the command, without waiting for it."""
-        stdout, stderr, self.stdout, self.stderr = self.stdout, self.stderr, -1, -1
-        for fd in (stdout, stderr):
-            if fd >= 0:
-                os.close(fd)
+        opened = self.stdout, self.stderr, self._wrapper_status
+        self.stdout = self.stderr = self._wrapper_status = -1
+        _close_all([fd for fd in opened if fd >= 0])
         with contextlib.suppress(RuntimeError):  # of a loop that is closed, where nobody waits any more
             self.started.cancel()
         self._request_end()
+
+    def abandon(self) -> None:
+        """Do what `close` does without waiting for anything: nobody is left who could."""
+        self.release()
+        if self._scratch is not None:
+            (directory, name), self._scratch = self._scratch, None
+            _remove_scratch(directory, name)
 
     def on_started(self, pid: int) -> None:
         self.pid = pid
@@ -177,7 +194,13 @@ class LocalProcess:
             self.started.set_result(None)
 
     def on_exited(self, status: ExitStatus) -> None:
-        self._status = status
+        if status.exit_code and not status.asked and self._wrapper_status >= 0 and not self._was_reached():
+            self._failure = ToolError(
+                ErrorCode.SANDBOX_UNAVAILABLE,
+                f"the command was not started: its sandbox could not be set up, or {self.program} is not in it",
+            )
+        else:
+            self._status = status
         self._exited.set()
 
     def on_ended(self, left: int) -> None:
@@ -191,6 +214,13 @@ class LocalProcess:
             self.started.set_exception(failure)
         self._exited.set()
         self._ended.set()
+
+    def _was_reached(self) -> bool:
+        """Whether the wrapper tells of an exit of the command: of one that it could not start it tells none."""
+        try:
+            return b'"exit-code"' in os.read(self._wrapper_status, 4096)
+        except BlockingIOError:
+            return False
 
     def _request_end(self) -> None:
         if not self._ended.is_set():
@@ -223,15 +253,24 @@ class _Link:
         self._loop = loop
         loop.add_reader(self._connection.fileno(), self._read)
         for process in list(self._commands.values()):
-            process.release()
+            process.abandon()
         if self._outbox:
             loop.add_writer(self._connection.fileno(), self._write)
 
-    def prepare(self, spec: ProcessSpec) -> tuple[LocalProcess, tuple[int, int, int]]:
-        """Return a command that is not started, and the descriptors to send with its START, which takes them over."""
+    def prepare(self, spec: ProcessSpec, confinement: Confinement) -> tuple[LocalProcess, bytes, tuple[int, ...]]:
+        """Return a command that is not started, and the body and the descriptors of its START, which takes them over.
+
+        Raises:
+            ToolError: as `Confinement.launch`, and `limit_exceeded`.
+        """
         assert self._loop is not None  # noqa: S101 - bound
         opened: list[int] = []
         try:
+            launch = confinement.launch(spec)
+            opened += [fd for fd in (*launch.descriptors, launch.status) if fd >= 0]
+            scratch = None if launch.scratch is None else (os.dup(spec.root_fd), launch.scratch)
+            opened += [] if scratch is None else [scratch[0]]
+            kept = len(opened)
             opened.append(os.dup(spec.root_fd))
             opened += os.pipe2(os.O_CLOEXEC)
             opened += os.pipe2(os.O_CLOEXEC)
@@ -239,13 +278,21 @@ class _Link:
             for fd in opened:
                 os.close(fd)
             raise _start_failure(warden.STAGE_DESCRIPTORS, error.errno or errno.EIO, spec.argv[0]) from None
-        directory, stdout, stdout_end, stderr, stderr_end = opened
+        directory, stdout, stdout_end, stderr, stderr_end = opened[kept:]
         os.set_blocking(stdout, False)
         os.set_blocking(stderr, False)
         number = next(self._numbers) & 0xFFFF_FFFF  # as wide as the protocol has it
-        process = LocalProcess(self, number, spec.argv[0], stdout, stderr, self._loop.create_future())
+        process = LocalProcess(
+            self,
+            number,
+            spec.argv[0],
+            (stdout, stderr),
+            self._loop.create_future(),
+            status=launch.status,
+            scratch=scratch,
+        )
         self._commands[number] = process
-        return process, (directory, stdout_end, stderr_end)
+        return process, _start_body(launch), (directory, stdout_end, stderr_end, *launch.descriptors)
 
     def send(self, kind: int, number: int, body: bytes = b"", descriptors: Sequence[int] = ()) -> None:
         """Send a message now or as soon as there is room; the descriptors are closed once they are sent."""
@@ -439,12 +486,29 @@ def _not_launched(reason: str, code: ErrorCode = ErrorCode.SANDBOX_UNAVAILABLE) 
     return ToolError(code, f"the process that supervises commands could not be started: {reason}")
 
 
-def _start_body(spec: ProcessSpec) -> bytes:
-    strings = [*spec.argv, *(f"{name}={value}" for name, value in spec.env.items())]
-    if any("\0" in string for string in strings):
+def _check_strings(spec: ProcessSpec) -> None:
+    if any("\0" in string for pair in spec.env.items() for string in pair) or any("\0" in word for word in spec.argv):
         raise ToolError(ErrorCode.INVALID_ARGUMENTS, "a command and its environment cannot hold the character U+0000")
+
+
+def _start_body(launch: Launch) -> bytes:
+    strings = [*launch.argv, *(f"{name}={value}" for name, value in launch.env.items())]
+    flags = warden.NESTED * launch.nested | warden.RESTRICTED * launch.restricted
+    if launch.scratch is not None:
+        flags |= warden.SCRATCH
+        strings.insert(0, launch.scratch)
     encoded = b"\0".join([string.encode("utf-8", "surrogateescape") for string in strings])
-    return warden.ARGC.pack(len(spec.argv)) + encoded
+    return warden.START_HEAD.pack(len(launch.argv), flags, len(launch.descriptors)) + encoded
+
+
+def _remove_scratch(directory: int, name: str) -> None:
+    """Remove the directory for temporary files; `directory`, in which it is, is closed."""
+    try:
+        remove_tree(directory, name)
+    except OSError as error:
+        _log.warning("temporary_files_left", error=str(error))
+    finally:
+        os.close(directory)
 
 
 def _start_failure(stage: int, code: int, program: str) -> ToolError:

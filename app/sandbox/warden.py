@@ -10,8 +10,12 @@ It runs as a script (`python -I -S warden.py FD`) on the standard library alone 
 
 **Protocol.** A stream socket; each message is `HEADER` (body length, kind, number of the command) and a body:
 
-* `START`: argc, then the strings of argv and the `NAME=value` strings of the environment, joined by NUL; with it go
-  three descriptors: the directory to start in, and the write ends for stdout and stderr.
+* `START`: argc, flags and a count, then the strings of argv and the `NAME=value` strings of the environment, joined by
+  NUL; with it go three descriptors (the directory to start in, and the write ends for stdout and stderr) and as many
+  more as the count says. Flags: `NESTED`, the program is a wrapper that gets the further descriptors as
+  `FIRST_PASSED` and up, and the command is in another process group below it; `RESTRICTED`, the program starts under
+  the Landlock ruleset and the seccomp filter that the two further descriptors are; `SCRATCH`, the first string is the
+  name of a directory to make in the one to start in.
 * `TERMINATE`: SIGTERM to the command's process group. From here on the warden leaves the group alone until `KILL`.
 * `KILL`: end the command and all its descendants.
 * `READY`: the warden is set up. `STARTED`: the pid. `FAILED`: what failed (`Stage`) and errno.
@@ -19,6 +23,10 @@ It runs as a script (`python -I -S warden.py FD`) on the standard library alone 
 * `ENDED`: how many processes of the command could not be ended; 0 unless the kernel holds one.
 
 Once a command's own process has exited, what it left is ended without being asked.
+
+A restriction (Landlock, seccomp, no capabilities) belongs to a thread and is inherited by what it starts, so a
+restricted command is started by a thread that restricts itself and ends: no interpreter runs between fork and exec, and
+this process stays as it is.
 
 **Whose is a process?** Each command runs with a soft limit of its own on real-time CPU time (`RLIMIT_RTTIME`), a
 number so large that it limits nothing. It is inherited by every descendant, through fork, exec, `setsid` and `env -i`,
@@ -29,6 +37,7 @@ belongs. An orphan that belongs nowhere is ended when the next command ends.
 
 # ruff: noqa: PTH208 - a script that starts in milliseconds: pathlib alone would double its imports
 
+import _thread
 import contextlib
 import ctypes
 import errno
@@ -45,7 +54,12 @@ HEADER = struct.Struct("!IBI")
 START, TERMINATE, KILL = 1, 2, 3
 READY, STARTED, FAILED, EXITED, ENDED = 16, 17, 18, 19, 20
 
-ARGC = struct.Struct("!I")
+START_HEAD = struct.Struct("!IBB")
+NESTED, RESTRICTED, SCRATCH = 1, 2, 4
+MOST_DESCRIPTORS = 6
+FIRST_PASSED = 64
+"""Above every number that received descriptors can have, so that none is overwritten before it is passed on."""
+
 PID = struct.Struct("!I")
 FAILURE = struct.Struct("!Bi")
 EXIT = struct.Struct("!iB")
@@ -57,7 +71,14 @@ GIVE_UP_SECONDS = 3.0
 """How long the end of a command is waited for; only a process the kernel holds on to takes longer."""
 
 _PR_SET_DUMPABLE = 4
+_PR_SET_SECCOMP = 22
+_PR_SET_SECUREBITS = 28
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
+_SECCOMP_MODE_FILTER = 2
+_SECBITS_NOROOT = 0b1111  # NOROOT and NO_SETUID_FIXUP, both locked: user 0 gains nothing by starting a program
+_CAPABILITY_VERSION = 0x2008_0522
+_LANDLOCK_RESTRICT_SELF = 446  # the same on every architecture
 
 _TAG_BASE = 1 << 62
 _TAG_SPAN = 1 << 32
@@ -123,11 +144,33 @@ def become_subreaper() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def _prctl(option: int, value: int) -> None:
+def _prctl(option: int, value: int, further: int = 0) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
+    _check(libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(further), ctypes.c_ulong(0), ctypes.c_ulong(0)))
+
+
+def _check(result: int) -> None:
+    if result != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
+
+
+def restrict_thread(ruleset: int, program: int) -> None:
+    """Restrict the calling thread, and whatever it starts, for good: no capability, a Landlock ruleset, a filter.
+
+    `ruleset` and `program` are descriptors; the second holds an array of `struct sock_filter`. Raises OSError.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    code = os.pread(program, 1 << 16, 0)
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    if os.geteuid() == 0:
+        _prctl(_PR_SET_SECUREBITS, _SECBITS_NOROOT)
+    header = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITY_VERSION, 0), 8)
+    _check(libc.capset(header, ctypes.create_string_buffer(24)))
+    _check(libc.syscall(ctypes.c_long(_LANDLOCK_RESTRICT_SELF), ctypes.c_long(ruleset), ctypes.c_long(0)))
+    instructions = ctypes.create_string_buffer(code, len(code))
+    descriptor = ctypes.create_string_buffer(struct.pack("@HP", len(code) // 8, ctypes.addressof(instructions)), 16)
+    _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(descriptor))
 
 
 class Family:
@@ -223,11 +266,12 @@ class Family:
 class Command:
     """A command and how far its end has come."""
 
-    __slots__ = ("asked", "deadline", "exited", "held", "killing", "number", "pid", "reported")
+    __slots__ = ("asked", "deadline", "exited", "held", "killing", "nested", "number", "pid", "reported")
 
-    def __init__(self, number: int, pid: int) -> None:
+    def __init__(self, number: int, pid: int, *, nested: bool) -> None:
         self.number = number
         self.pid = pid
+        self.nested = nested  # the command proper is below this process, in another group
         self.asked = False  # told to end before its own process had exited
         self.held = False  # what it leaves may use its grace
         self.killing = False
@@ -292,7 +336,7 @@ class Warden(Family):
         """Take in what is there; False at the end of the stream."""
         try:
             data, ancillary, flags, _ = self._connection.recvmsg(
-                1 << 18, socket.CMSG_SPACE(3 * 4), socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+                1 << 18, socket.CMSG_SPACE(MOST_DESCRIPTORS * 4), socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
             )
         except BlockingIOError:
             return True
@@ -330,8 +374,19 @@ class Warden(Family):
             command.killing = True
         elif not command.exited:
             command.held = True
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(command.pid, signal.SIGTERM)
+            for group in self._groups(command):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(group, signal.SIGTERM)
+
+    @staticmethod
+    def _groups(command: Command) -> set[int]:
+        """Return the process groups that SIGTERM goes to. A wrapper is spared, as it could not tell how it ended."""
+        found: set[int] = set()
+        if command.nested:
+            with contextlib.suppress(OSError):
+                processes = (read_process(int(name)) for name in os.listdir("/proc") if name.isdigit())
+                found = {process.group for process in processes if process and process.parent == command.pid}
+        return found - {command.pid} or {command.pid}
 
     def _send(self, kind: int, number: int, body: bytes) -> None:
         self._outbox += HEADER.pack(len(body), kind, number) + body
@@ -339,21 +394,32 @@ class Warden(Family):
     # -- starting -------------------------------------------------------------------------------------------------
 
     def _start(self, number: int, body: bytes, descriptors: list[int]) -> None:
-        if len(descriptors) != 3:
+        argc, flags, further = START_HEAD.unpack_from(body)
+        if len(descriptors) != 3 + further:
             for fd in descriptors:
                 os.close(fd)
             self._send(FAILED, number, FAILURE.pack(STAGE_DESCRIPTORS, errno.EMFILE))
             return
-        directory, stdout, stderr = descriptors
+        directory, stdout, stderr, *passed = descriptors
         stage = STAGE_DIRECTORY
         try:
             os.fchdir(directory)
             stage = STAGE_PROGRAM
-            pid = self._spawn(number, body, stdout, stderr)
+            strings = body[START_HEAD.size :].split(b"\0")
+            if flags & SCRATCH:
+                with contextlib.suppress(OSError):  # then programs find another place or say why not
+                    os.mkdir(strings[0], 0o700)  # noqa: PTH102 - without pathlib
+                del strings[0]
+            if self._tagging:
+                resource.setrlimit(resource.RLIMIT_RTTIME, (self._tags[number], self._hard))
+            if flags & RESTRICTED:
+                pid = self._spawn_restricted(passed, strings, argc, stdout, stderr)
+            else:
+                pid = self._spawn(strings, argc, stdout, stderr, passed)
         except OSError as error:
             self._send(FAILED, number, FAILURE.pack(stage, error.errno or errno.EIO))
         else:
-            command = Command(number, pid)
+            command = Command(number, pid, nested=bool(flags & NESTED))
             self._commands[number] = self._by_leader[pid] = command
             self._by_session[pid] = number
             self._send(STARTED, number, PID.pack(pid))
@@ -362,15 +428,38 @@ class Warden(Family):
             for fd in descriptors:
                 os.close(fd)
 
-    def _spawn(self, number: int, body: bytes, stdout: int, stderr: int) -> int:
-        (argc,) = ARGC.unpack_from(body)
-        strings = body[ARGC.size :].split(b"\0")
+    def _spawn_restricted(
+        self, restrictions: list[int], strings: list[bytes], argc: int, stdout: int, stderr: int
+    ) -> int:
+        """Start a program from a thread that restricts itself before and ends after. Nothing else runs meanwhile."""
+        pids: list[int] = []
+        errors: list[OSError] = []
+        done = _thread.allocate_lock()
+        done.acquire()
+
+        def start() -> None:
+            try:
+                restrict_thread(*restrictions)
+                pids.append(self._spawn(strings, argc, stdout, stderr, []))
+            except OSError as error:
+                errors.append(error)
+            finally:
+                done.release()
+
+        try:
+            _thread.start_new_thread(start, ())
+        except RuntimeError:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from None
+        done.acquire()
+        for error in errors:
+            raise error
+        return pids[0]
+
+    def _spawn(self, strings: list[bytes], argc: int, stdout: int, stderr: int, passed: list[int]) -> int:
         environment: dict[bytes, bytes] = {}
         for entry in strings[argc:]:
             name, _, value = entry.partition(b"=")
             environment[name] = value
-        if self._tagging:
-            resource.setrlimit(resource.RLIMIT_RTTIME, (self._tags[number], self._hard))
         # posix_spawn is vfork and exec: its cost does not depend on the size of a process.
         return os.posix_spawn(
             strings[0],
@@ -380,6 +469,7 @@ class Warden(Family):
                 (os.POSIX_SPAWN_OPEN, 0, b"/dev/null", os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_DUP2, stdout, 1),
                 (os.POSIX_SPAWN_DUP2, stderr, 2),
+                *((os.POSIX_SPAWN_DUP2, fd, FIRST_PASSED + place) for place, fd in enumerate(passed)),
             ),
             setsid=True,
             setsigmask=(),

@@ -395,6 +395,8 @@ class _Search:
                         signal=stop,
                         timeout_ms=TIMEOUT_MS,
                         on_output=take,
+                        # where containment is off
+                        readable=(place.query.start,) if place.query.start.startswith("/") else (),
                     )
                 )
                 running.add_done_callback(lambda _: news.set())
