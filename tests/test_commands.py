@@ -49,7 +49,7 @@ def refusal(capsys: Capture, *arguments: str) -> str:
     ("name", "value", "sentence"),
     [
         ("TOOLCRIB_PORT", "http", "TOOLCRIB_PORT is wrong"),
-        ("TOOLCRIB_SANDBOX", "landlock", "TOOLCRIB_SANDBOX is wrong: the sandbox landlock is not available"),
+        ("TOOLCRIB_SANDBOX", "jail", "TOOLCRIB_SANDBOX is wrong: it has to be 'auto'"),
         (
             "TOOLCRIB_DATABASE_URL",
             "postgresql://u:hunter2@127.0.0.1:1/x",

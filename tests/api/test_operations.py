@@ -6,7 +6,9 @@ import httpx2
 import pytest
 
 from app import __version__
+from app.sandbox.base import Tier
 from tests.api.problems import assert_problem
+from tests.support.sandbox_tiers import TIERS, make_sandbox
 from tests.support.server import ServerThread
 
 
@@ -28,13 +30,25 @@ def test_readiness_tells_what_is_missing_and_health_does_not_care(tmp_path: Path
         assert client.get("/healthz").status_code == 200
 
 
-def test_the_version_says_what_the_sandbox_really_is(client: httpx2.Client) -> None:
+@pytest.mark.parametrize("tier", TIERS)
+def test_the_version_and_every_command_say_what_the_sandbox_really_is(tmp_path: Path, tier: Tier) -> None:
+    report = make_sandbox(tier, tmp_path).report.to_json()
+    with ServerThread(tmp_path / "data", sandbox=tier) as server, server.client() as client:
+        assert client.get("/version").json()["sandbox"] == report
+        workspace = client.post("/v1/workspaces", json={"files": {"a.txt": "needle"}}).json()["id"]
+        # Where something holds a command, no guard looks at its words.
+        call = client.post(f"/v1/workspaces/{workspace}/tools/bash", json={"command": "ls -d /etc"}).json()
+        assert call["result"]["details"]["sandbox"] == report
+        assert call["status"] == ("failed" if tier == "process" else "succeeded")
+        found = client.post(f"/v1/workspaces/{workspace}/tools/grep", json={"pattern": "needle"}).json()
+        assert found["result"]["content"][0]["text"] == "a.txt:1:needle"
+
+
+def test_the_version_says_what_runs(client: httpx2.Client) -> None:
     version = client.get("/version").json()
     assert version["name"] == "toolcrib"
     assert version["version"] == __version__
     assert version["database"] == "sqlite"
-    assert version["sandbox"]["tier"] == "process"
-    assert {"filesystem", "network"} <= set(version["sandbox"]["missing"])
     assert {"read", "write", "edit", "bash"} <= set(version["tools"])
 
 

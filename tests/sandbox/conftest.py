@@ -14,6 +14,7 @@ from app.sandbox.base import ProcessSpec
 from app.sandbox.environment import command_environment
 from app.sandbox.local import LocalSandbox
 from app.sandbox.process import CommandOutcome, run_command
+from tests.support.sandbox_tiers import make_sandbox
 
 only_root_sees_the_warden = pytest.mark.skipif(
     os.geteuid() != 0, reason="the warden is not dumpable: the kernel shows its descriptors and directory to root alone"
@@ -42,8 +43,9 @@ class Run(Protocol):
 
 
 @pytest.fixture
-async def sandbox() -> AsyncIterator[LocalSandbox]:
-    local = LocalSandbox()
+async def sandbox(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LocalSandbox]:
+    """A sandbox of tier `process`, or of the tier a test is parametrized with."""
+    local = make_sandbox(getattr(request, "param", "process"), tmp_path.parent)
     yield local
     await local.close()
 

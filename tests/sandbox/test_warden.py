@@ -15,11 +15,12 @@ import pytest
 from app.domain.abort import AbortReason, AbortSignal
 from app.errors import ErrorCode, ToolError
 from app.sandbox import warden
-from app.sandbox.base import ExitStatus, ProcessSpec
+from app.sandbox.base import ExitStatus, ProcessSpec, Tier
 from app.sandbox.local import LocalSandbox
 from tests.sandbox.conftest import Ran, Run, only_root_sees_the_warden
 from tests.support import awkward_descendants
 from tests.support.processes import children, descriptors, eventually, living, until
+from tests.support.sandbox_tiers import TIERS, in_every_tier, make_sandbox
 
 pytestmark = pytest.mark.anyio
 
@@ -63,6 +64,7 @@ async def beside_a_sibling(run: Run, root: Path, command: list[str], **how: obje
     return ran, sibling.result()
 
 
+@in_every_tier
 @pytest.mark.parametrize("kind", KINDS)
 async def test_no_descendant_survives_exit_0(run: Run, kind: str) -> None:
     mark = new_mark()
@@ -80,6 +82,7 @@ async def test_nothing_survives_exit_0_and_a_sibling_command_is_unharmed(run: Ru
     assert sibling.text() == "alive\n"
 
 
+@in_every_tier
 async def test_nothing_survives_a_time_out_and_a_sibling_command_is_unharmed(run: Run, tmp_path: Path) -> None:
     mark = new_mark()
     ran, sibling = await beside_a_sibling(run, tmp_path, awkward(mark, "sleep"), timeout_ms=1000)
@@ -90,6 +93,7 @@ async def test_nothing_survives_a_time_out_and_a_sibling_command_is_unharmed(run
     assert sibling.text() == "alive\n"
 
 
+@in_every_tier
 async def test_nothing_survives_an_abort_and_a_sibling_command_is_unharmed(run: Run, tmp_path: Path) -> None:
     mark, signal = new_mark(), AbortSignal()
 
@@ -121,6 +125,7 @@ async def test_an_orphan_that_changed_its_limits_is_known_by_its_session(run: Ru
     assert living(mark) == []
 
 
+@in_every_tier
 async def test_daemons_of_two_commands_end_each_with_its_own(run: Run, tmp_path: Path) -> None:
     marks = [new_mark(), new_mark()]
     command = "(setsid env -i sleep 60 {mark} & ) 2>/dev/null; (exec -a {mark} sleep 60 &) ; touch {name}; until [ -e {name}.go ]; do sleep 0.01; done"
@@ -138,23 +143,27 @@ async def test_daemons_of_two_commands_end_each_with_its_own(run: Run, tmp_path:
     assert living(marks[1]) == []
 
 
-def test_a_killed_service_leaves_no_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_killed_service_leaves_no_process(tmp_path: Path, tier: Tier) -> None:
     mark = new_mark()
     program = (
         "import asyncio, os, sys\n"
+        "from pathlib import Path\n"
         "from app.domain.abort import AbortSignal\n"
         "from app.sandbox.base import ProcessSpec\n"
-        "from app.sandbox.local import LocalSandbox\n"
         "from app.sandbox.process import run_command\n"
+        "from tests.support.sandbox_tiers import make_sandbox\n"
         "async def main():\n"
         "    root = os.open('.', os.O_PATH | os.O_DIRECTORY)\n"
-        "    spec = ProcessSpec(sys.argv[1:], root, {'PATH': os.environ['PATH']})\n"
-        "    await run_command(LocalSandbox(), spec, signal=AbortSignal(), timeout_ms=60000,\n"
+        "    sandbox = make_sandbox(sys.argv[1], Path('..'))\n"
+        "    spec = ProcessSpec(sys.argv[2:], root, {'PATH': os.environ['PATH']})\n"
+        "    await run_command(sandbox, spec, signal=AbortSignal(), timeout_ms=60000,\n"
         "                      on_output=lambda s, d: os.write(1, d) and None)\n"
         "asyncio.run(main())\n"
     )
+    make_sandbox(tier, tmp_path.parent)  # or this is skipped
     service = subprocess.Popen(
-        [sys.executable, "-c", program, *awkward(mark, "sleep")],
+        [sys.executable, "-c", program, tier, *awkward(mark, "sleep")],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.PIPE,
@@ -227,6 +236,7 @@ async def test_a_command_that_exited_before_it_was_told_to_end_has_ended_by_itse
     assert await handle.wait() == ExitStatus(exit_code=5, signal=None, asked=False)
 
 
+@in_every_tier
 async def test_a_start_that_is_cancelled_has_ended_its_command(
     sandbox: LocalSandbox, spec: Callable[[str], ProcessSpec]
 ) -> None:
@@ -250,6 +260,7 @@ async def test_the_warden_holds_no_workspace(run: Run, sandbox: LocalSandbox) ->
     assert str(Path(f"/proc/{sandbox._link._process.pid}/cwd").readlink()) == "/"  # noqa: ASYNC240 - /proc
 
 
+@in_every_tier
 async def test_exit_codes_of_parallel_commands_are_each_its_own(run: Run) -> None:
     codes = [7, 3, 0, 41, 2, 255, 1, 99]
     for _ in range(25):
@@ -268,6 +279,7 @@ async def test_orphans_of_running_commands_are_reaped(run: Run, sandbox: LocalSa
     assert children(sandbox._link._process.pid) == {}
 
 
+@in_every_tier
 async def test_a_closed_sandbox_leaves_nothing_and_starts_nothing(
     run: Run, sandbox: LocalSandbox, tmp_path: Path
 ) -> None:

@@ -110,6 +110,7 @@ class ServerProcess:
 
     data_dir: Path
     environment: dict[str, str] = field(default_factory=dict)
+    wrapper: tuple[str, ...] = ()
     url: str = ""
     lines: list[str] = field(default_factory=list)
     process: Any = None
@@ -133,7 +134,7 @@ class ServerProcess:
             self.process.stdout.close()
         with (self.data_dir.parent / "stderr.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "app", "serve"],
+                [*self.wrapper, sys.executable, "-m", "app", "serve"],
                 env=clean_environment(self.data_dir) | self.environment,
                 stdout=subprocess.PIPE,
                 stderr=log,

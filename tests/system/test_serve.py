@@ -15,6 +15,8 @@ import httpx2
 import pytest
 
 from app import __version__
+from app.sandbox import seccomp
+from tests.support import without_kernel_sandboxes
 from tests.support.server import (
     KEY,
     Event,
@@ -132,8 +134,13 @@ def test_log_lines_carry_the_ids_of_request_and_batch_and_no_secret(lasting: Ser
     assert call["batch_id"] == batch["id"]
 
 
-def test_on_another_address_than_loopback_no_command_runs_unless_that_was_asked_for(data_dir: Path) -> None:
-    with ServerProcess(data_dir, {"TOOLCRIB_HOST": "0.0.0.0", "TOOLCRIB_API_KEY": KEY}) as server:
+WITHOUT_KERNEL_SANDBOXES = (sys.executable, without_kernel_sandboxes.__file__)
+
+
+@pytest.mark.skipif(not seccomp.supported(), reason="nothing to take the kernel's sandboxes away with")
+def test_with_no_sandbox_and_not_on_loopback_no_command_runs_unless_that_was_asked_for(data_dir: Path) -> None:
+    environment = {"TOOLCRIB_HOST": "0.0.0.0", "TOOLCRIB_API_KEY": KEY}
+    with ServerProcess(data_dir, environment, WITHOUT_KERNEL_SANDBOXES) as server:
         port = server.url.rsplit(":", 1)[1]
         with api_client(f"http://127.0.0.1:{port}") as client:
             workspace = client.post("/v1/workspaces", json={}).json()
@@ -141,7 +148,30 @@ def test_on_another_address_than_loopback_no_command_runs_unless_that_was_asked_
             assert call["error"]["code"] == "sandbox_unavailable"
             assert "TOOLCRIB_SANDBOX=process" in call["result"]["content"][0]["text"]
             assert client.get("/version").json()["sandbox"]["missing"] == ["commands"]
+            path = f"/v1/workspaces/{workspace['id']}/tools/write"
+            assert client.post(path, json={"path": "a", "content": "b"}).json()["status"] == "succeeded"
         assert server.stop() == 0
+        said = [json.loads(line) for line in server.log().splitlines()]
+        assert {line["tier"] for line in said if line["message"] == "sandbox_not_available"} == {
+            "namespace",
+            "landlock",
+        }
+
+
+@pytest.mark.skipif(not seccomp.supported(), reason="nothing to take the kernel's sandboxes away with")
+@pytest.mark.parametrize("tier", ["namespace", "landlock"])
+def test_a_tier_that_is_asked_for_and_does_not_hold_stops_the_start(data_dir: Path, tier: str) -> None:
+    ended = subprocess.run(
+        [*WITHOUT_KERNEL_SANDBOXES, sys.executable, "-m", "app", "serve"],
+        env=clean_environment(data_dir) | {"TOOLCRIB_SANDBOX": tier},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert f"toolcrib: TOOLCRIB_SANDBOX={tier} cannot be had here: " in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_a_stop_interrupts_what_does_not_end_and_streams_close_by_batch_end(server: ServerProcess) -> None:
