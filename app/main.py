@@ -294,9 +294,7 @@ async def _sandbox(settings: Settings) -> Sandbox:
     selection = await select_sandbox(tiers, means)
     for tier, reason in selection.refused.items():
         if settings.sandbox != "auto":
-            raise ConfigurationError(
-                f"{variable('sandbox')}={tier} cannot be had here: {reason.removesuffix('.')}."
-            )
+            raise ConfigurationError(f"{variable('sandbox')}={tier} cannot be had here: {reason.removesuffix('.')}.")
         _log.warning("sandbox_not_available", tier=tier, reason=reason)
     sandbox = selection.sandbox
     if sandbox is None:

@@ -42,10 +42,10 @@ class Server:
         raise LookupError(field)
 
 
-def toolcrib(data_dir: Path, module: str = "app") -> AbstractContextManager[Server]:
+def toolcrib(data_dir: Path, module: str = "app", sandbox: str = "auto") -> AbstractContextManager[Server]:
     """Serve Toolcrib as a user would; `module` is run in place of `app` with the same arguments."""
     settings = {"TOOLCRIB_API_KEY": API_KEY, "TOOLCRIB_DATA_DIR": str(data_dir), "TOOLCRIB_PORT": "0"}
-    return _serve([module, "serve"], settings)
+    return _serve([module, "serve"], {**settings, "TOOLCRIB_SANDBOX": sandbox})
 
 
 def floor(data_dir: Path) -> AbstractContextManager[Server]:

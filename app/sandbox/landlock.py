@@ -36,6 +36,9 @@ _READ: Final = _EXECUTE | _READ_FILE | _READ_DIR
 _DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
 
 
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
 class Landlock:
     """Holds commands by a Landlock ruleset and a seccomp filter.
 
@@ -133,10 +136,8 @@ def _allow_reading(ruleset: int, path: str) -> None:
 
 
 def _call(number: int, *arguments: int | bytes | None) -> int:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.syscall.restype = ctypes.c_long
     given = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
-    result: int = libc.syscall(ctypes.c_long(number), *given)
+    result: int = _libc.syscall(ctypes.c_long(number), *given)
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))

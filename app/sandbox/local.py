@@ -170,7 +170,12 @@ class LocalProcess:
         await self.kill()
         if self._scratch is not None:
             (directory, name), self._scratch = self._scratch, None
-            await asyncio.to_thread(_remove_scratch, directory, name)
+            try:
+                os.rmdir(name, dir_fd=directory)  # most commands leave it empty, and then a thread costs more
+            except OSError:
+                await asyncio.to_thread(_remove_scratch, directory, name)
+            else:
+                os.close(directory)
 
     def release(self) -> None:
         """Close the descriptors and ask for the end of the command, without waiting for it."""

@@ -41,6 +41,7 @@ IFS=' ' read -r _ name _ < /proc/1/stat && echo "first $name"
 exit 0
 """
 
+
 async def find_gaps(sandbox: Sandbox, directory: Path) -> list[str]:
     """Return what the sandbox does not hold back although its tier says so, a phrase for each; empty when it holds.
 
@@ -61,9 +62,7 @@ async def find_gaps(sandbox: Sandbox, directory: Path) -> list[str]:
             fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 spec = ProcessSpec(argv, fd, command_environment(str(root), {}))
-                outcome = await run_command(
-                    sandbox, spec, signal=AbortSignal(), timeout_ms=_LIMIT_MS, on_output=keep
-                )
+                outcome = await run_command(sandbox, spec, signal=AbortSignal(), timeout_ms=_LIMIT_MS, on_output=keep)
             finally:
                 os.close(fd)
             facts = dict(line.partition(" ")[::2] for line in said["stdout"].decode("utf-8", "replace").splitlines())

@@ -89,6 +89,9 @@ _FREEZE_SECONDS = 0.05
 _FIRST_DELAY, _LAST_DELAY = 0.001, 0.05
 
 
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
 class Process:
     """A line of the process table."""
 
@@ -145,8 +148,7 @@ def become_subreaper() -> None:
 
 
 def _prctl(option: int, value: int, further: int = 0) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    _check(libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(further), ctypes.c_ulong(0), ctypes.c_ulong(0)))
+    _check(_libc.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(further), ctypes.c_ulong(0), ctypes.c_ulong(0)))
 
 
 def _check(result: int) -> None:
@@ -160,14 +162,13 @@ def restrict_thread(ruleset: int, program: int) -> None:
 
     `ruleset` and `program` are descriptors; the second holds an array of `struct sock_filter`. Raises OSError.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
     code = os.pread(program, 1 << 16, 0)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     if os.geteuid() == 0:
         _prctl(_PR_SET_SECUREBITS, _SECBITS_NOROOT)
     header = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITY_VERSION, 0), 8)
-    _check(libc.capset(header, ctypes.create_string_buffer(24)))
-    _check(libc.syscall(ctypes.c_long(_LANDLOCK_RESTRICT_SELF), ctypes.c_long(ruleset), ctypes.c_long(0)))
+    _check(_libc.capset(header, ctypes.create_string_buffer(24)))
+    _check(_libc.syscall(ctypes.c_long(_LANDLOCK_RESTRICT_SELF), ctypes.c_long(ruleset), ctypes.c_long(0)))
     instructions = ctypes.create_string_buffer(code, len(code))
     descriptor = ctypes.create_string_buffer(struct.pack("@HP", len(code) // 8, ctypes.addressof(instructions)), 16)
     _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(descriptor))

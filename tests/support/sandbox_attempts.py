@@ -5,7 +5,7 @@ FACTS is JSON about the outside: `canary` (a file of this user), `removable` (an
 its environment). Prints a JSON object of attempt → whether it succeeded; what only the outside can see is left to it.
 """
 
-# ruff: noqa: PTH, T201 - a script on the standard library, about system calls
+# ruff: noqa: PTH116, PTH102, PTH108, PTH101, PTH123, PTH211, T201 - a script on the standard library, about system calls
 
 import ctypes
 import json

@@ -1,6 +1,6 @@
 """Run a program where neither Landlock nor namespaces are to be had, as in an old kernel or a strict container.
 
-    python without_kernel_sandboxes.py PROGRAM ARGUMENT…
+python without_kernel_sandboxes.py PROGRAM ARGUMENT…
 """
 
 import ctypes

@@ -13,6 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.support.processes import living
 from tests.support.server import KEY, ServerProcess, ServerThread, eventually
 
 MIB = 1024 * 1024
@@ -104,13 +105,14 @@ def test_one_command_makes_the_whole_batch_sequential(client: httpx2.Client) -> 
 
 def test_a_cancel_ends_a_command_with_all_its_descendants_in_under_a_second(client: httpx2.Client) -> None:
     workspace = make(client)
-    command = "sleep 60 & echo $! > child; sleep 60; touch late"
+    mark = f"mark-{os.urandom(8).hex()}"
+    command = f"(exec -a {mark} sleep 60) & touch child; sleep 60; touch late"
     posted = client.post(
         f"/v1/workspaces/{workspace['id']}/batches",
         json={"calls": [{"name": "bash", "arguments": {"command": command}}]},
     ).json()
     child = Path(workspace["root"]) / "child"
-    pid = int(eventually(lambda: child.exists() and child.read_text().strip()))
+    eventually(lambda: child.exists() and living(mark))
     began = time.monotonic()
     client.post(f"/v1/batches/{posted['id']}/cancel")
     batch = client.get(f"/v1/batches/{posted['id']}?wait=10").json()
@@ -118,7 +120,7 @@ def test_a_cancel_ends_a_command_with_all_its_descendants_in_under_a_second(clie
     assert batch["status"] == "cancelled"
     result = batch["calls"][0]["result"]
     assert (result["details"]["aborted"], result["details"]["exitCode"]) == (True, None)
-    assert not Path(f"/proc/{pid}").exists()
+    assert living(mark) == []
     assert not (Path(workspace["root"]) / "late").exists()
 
 
