@@ -8,7 +8,7 @@ import pytest
 from app import __version__
 from app.sandbox.base import Tier
 from tests.api.problems import assert_problem
-from tests.support.sandbox_tiers import TIERS, make_sandbox
+from tests.support.sandbox_tiers import TIERS, require_tier
 from tests.support.server import ServerThread
 
 
@@ -32,7 +32,7 @@ def test_readiness_tells_what_is_missing_and_health_does_not_care(tmp_path: Path
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_the_version_and_every_command_say_what_the_sandbox_really_is(tmp_path: Path, tier: Tier) -> None:
-    report = make_sandbox(tier, tmp_path).report.to_json()
+    report = require_tier(tier, tmp_path).to_json()
     with ServerThread(tmp_path / "data", sandbox=tier) as server, server.client() as client:
         assert client.get("/version").json()["sandbox"] == report
         workspace = client.post("/v1/workspaces", json={"files": {"a.txt": "needle"}}).json()["id"]
@@ -41,7 +41,7 @@ def test_the_version_and_every_command_say_what_the_sandbox_really_is(tmp_path: 
         assert call["result"]["details"]["sandbox"] == report
         assert call["status"] == ("failed" if tier == "process" else "succeeded")
         found = client.post(f"/v1/workspaces/{workspace}/tools/grep", json={"pattern": "needle"}).json()
-        assert found["result"]["content"][0]["text"] == "a.txt:1:needle"
+        assert found["result"]["content"][0]["text"] == "a.txt:1: needle"
 
 
 def test_the_version_says_what_runs(client: httpx2.Client) -> None:

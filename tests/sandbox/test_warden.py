@@ -20,7 +20,7 @@ from app.sandbox.local import LocalSandbox
 from tests.sandbox.conftest import Ran, Run, only_root_sees_the_warden
 from tests.support import awkward_descendants
 from tests.support.processes import children, descriptors, eventually, living, until
-from tests.support.sandbox_tiers import TIERS, in_every_tier, make_sandbox
+from tests.support.sandbox_tiers import TIERS, in_every_tier, require_tier
 
 pytestmark = pytest.mark.anyio
 
@@ -161,7 +161,7 @@ def test_a_killed_service_leaves_no_process(tmp_path: Path, tier: Tier) -> None:
         "                      on_output=lambda s, d: os.write(1, d) and None)\n"
         "asyncio.run(main())\n"
     )
-    make_sandbox(tier, tmp_path.parent)  # or this is skipped
+    require_tier(tier, tmp_path.parent)
     service = subprocess.Popen(
         [sys.executable, "-c", program, tier, *awkward(mark, "sleep")],
         cwd=tmp_path,

@@ -21,7 +21,7 @@ from typing import Any, get_args
 import pytest
 
 from app.domain.abort import AbortSignal
-from app.sandbox.base import ProcessSpec, Tier
+from app.sandbox.base import ProcessSpec, SandboxReport, Tier
 from app.sandbox.environment import command_environment
 from app.sandbox.local import LocalSandbox
 from app.sandbox.process import run_command
@@ -46,6 +46,13 @@ def make_sandbox(tier: Tier, private: Path) -> LocalSandbox:
     if isinstance(made, str):
         pytest.skip(f"no tier {tier} here: {made}")
     return LocalSandbox(made)
+
+
+def require_tier(tier: Tier, private: Path) -> SandboxReport:
+    """Return what a sandbox of a tier reports; skip the test where there is none."""
+    sandbox = make_sandbox(tier, private)
+    asyncio.run(sandbox.close())
+    return sandbox.report
 
 
 @contextlib.contextmanager
