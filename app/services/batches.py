@@ -21,7 +21,8 @@ from app.storage.base import Applied, CallFilter, Page, Refused, RequestCancel, 
 from app.storage.read_pool import ReadPool
 from app.storage.record_writer import RecordWriter
 
-QUEUED_BATCHES: Final = 4096
+INLINE_BYTES: Final = 4 * 1024 * 1024
+"""How many bytes of arguments and results an answer with several calls carries; the rest has its own URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ class BatchService:
             NotFound: there is no such batch.
         """
         await self._batch(batch_id, owner, calls=False)
-        await self._records.write(RequestCancel(batch_id, None, now_ms()))
+        await self._records.write(RequestCancel(batch_id, None, now_ms()), droppable=True)
         self._backend.cancel(batch_id)
         return await self._batch(batch_id, owner, calls=True)
 
@@ -136,7 +137,7 @@ class BatchService:
         """
         call = await self.call(call_id, owner=owner)
         if not call.status.terminal:
-            await self._records.write(RequestCancel(call.batch_id, call_id, now_ms()))
+            await self._records.write(RequestCancel(call.batch_id, call_id, now_ms()), droppable=True)
             self._backend.cancel(call.batch_id, call_id)
             call = await self.call(call_id, owner=owner)
         return call
@@ -145,7 +146,7 @@ class BatchService:
         """Cancel every unfinished batch of a workspace; return whether all have ended within `seconds`."""
         unfinished = await self._reads.run(self._storage.unfinished_batches, workspace_id)
         for item in unfinished:
-            await self._records.write(RequestCancel(item.batch_id, None, now_ms()))
+            await self._records.write(RequestCancel(item.batch_id, None, now_ms()), droppable=True)
             self._backend.cancel(item.batch_id)
         ended = [await self._backend.wait(item.batch_id, seconds) for item in unfinished]
         return all(ended)
@@ -168,7 +169,9 @@ class BatchService:
         """Return calls that meet the conditions, newest first."""
         if condition.workspace_id is not None:
             await self._check_owner(condition.workspace_id, owner, f"there is no workspace {condition.workspace_id}")
-        return await self._reads.run(self._storage.calls, condition, before=before, limit=limit)
+        return await self._reads.run(
+            self._storage.calls, condition, before=before, limit=limit, inline=INLINE_BYTES
+        )
 
     async def open_events(
         self, batch_id: str, *, owner: str | None, cursor: int, updates: Updates
@@ -215,7 +218,7 @@ class BatchService:
         self._backend.stop_all(AbortReason.INTERRUPTED)
 
     async def _batch(self, batch_id: str, owner: str | None, *, calls: bool) -> Batch:
-        batch = await self._reads.run(self._storage.batch, batch_id, calls=calls)
+        batch = await self._reads.run(self._storage.batch, batch_id, calls=calls, inline=INLINE_BYTES)
         if batch is None or (owner is not None and batch.owner != owner):
             raise NotFound(f"there is no batch {batch_id}")
         return batch

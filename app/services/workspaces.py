@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ from app.domain.workspace import Workspace, WorkspaceOptions, WorkspaceStatus
 from app.errors import AppError, Conflict, NotFound, WorkspaceGone, WorkspaceMoved
 from app.sandbox.file_pool import FilePool
 from app.services.batches import BatchService
-from app.services.workspace_roots import WorkspaceRoots, from_os_error, identity, invalid, lay_in, take_out
+from app.services.workspace_roots import WorkspaceRoots, from_os_error, identity, invalid, lay_in, sweep, take_out
 from app.storage.base import CreateWorkspace, Page, Refused, SetWorkspaceStatus, Storage, UpdateWorkspace
 from app.storage.read_pool import ReadPool
 from app.storage.record_writer import RecordWriter
@@ -27,6 +28,8 @@ STOP_SECONDS: Final = 10.0
 LOOK_SECONDS: Final = 5.0
 HOUSEKEEPING_SECONDS: Final = 30.0
 SHORTEST_PAUSE_SECONDS: Final = 0.1
+# Nobody writes to a temporary file for this long and still needs it.
+SWEEP_SECONDS: Final = 5.0
 KNOWN_ROOTS: Final = 4096
 
 A = TypeVarTuple("A")
@@ -96,6 +99,7 @@ class WorkspaceService:
         self._allow_unrestricted = allow_unrestricted
         self._known: dict[str, _KnownRoot] = {}
         self._expiries: dict[str, int] = {}
+        self._interrupted: dict[str, Workspace] = {}
         self._wake = asyncio.Event()
 
     # -- use cases ----------------------------------------------------------------------------------------------------
@@ -228,8 +232,12 @@ class WorkspaceService:
     # -- keeping house ------------------------------------------------------------------------------------------------
 
     async def recover(self) -> None:
-        """Make the directories, finish deletes a stop has cut short and note what expires; before anything else."""
+        """Make the directories, finish what a stop cut short and note what expires; before batches are recovered."""
         await self._run(self._roots.make_directories)
+        for batch in await self._reads.run(self._storage.unfinished_batches):
+            workspace = await self._reads.run(self._storage.workspace, batch.workspace_id)
+            if workspace is not None and batch.started:
+                self._interrupted[workspace.id] = workspace
         for workspace in await self._reads.run(self._storage.workspaces_with_status, WorkspaceStatus.DELETING):
             final = WorkspaceStatus.EXPIRED if _expired(workspace) else WorkspaceStatus.DELETED
             await self._end(workspace, final)
@@ -240,23 +248,36 @@ class WorkspaceService:
                 await self._run(self._roots.set_aside, self._roots.managed(name))
 
     async def keep_house(self) -> None:
-        """End workspaces whose time has come and empty the trash, until cancelled."""
+        """End workspaces whose time has come, empty the trash and sweep up after a crash, until cancelled."""
+        started = time.monotonic()
         while True:
             self._wake.clear()
             try:
                 await self._expire()
-                signal = AbortSignal()
-                await self._files.run(
-                    self._roots.empty_trash, signal.raise_if_aborted, signal=signal, workspace="trash"
-                )
-            except (AppError, OSError) as error:
-                _log.warning("housekeeping_failed", error=str(error))
-            pause = HOUSEKEEPING_SECONDS
-            if self._expiries:
-                pause = min(pause, max(SHORTEST_PAUSE_SECONDS, (min(self._expiries.values()) - now_ms()) / 1000))
+                await self._run_until_cancelled(self._roots.empty_trash, "trash")
+                if self._interrupted and time.monotonic() - started >= SWEEP_SECONDS:
+                    await self._sweep()
+            except Exception:  # noqa: BLE001 - a round that fails must not be the last one
+                _log.exception("housekeeping_failed")
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
+                async with asyncio.timeout(self._pause()):
                     await self._wake.wait()
+
+    def _pause(self) -> float:
+        pause = SWEEP_SECONDS if self._interrupted else HOUSEKEEPING_SECONDS
+        if self._expiries:
+            pause = min(pause, (min(self._expiries.values()) - now_ms()) / 1000)
+        return max(SHORTEST_PAUSE_SECONDS, pause)
+
+    async def _sweep(self) -> None:
+        while self._interrupted:
+            _, workspace = self._interrupted.popitem()
+            removed = await self._run_until_cancelled(
+                partial(sweep, workspace.root, (workspace.root_device, workspace.root_inode), older_than=SWEEP_SECONDS),
+                workspace.root,
+            )
+            if removed:
+                _log.info("temporary_files_removed", workspace_id=workspace.id, files=removed)
 
     async def _expire(self) -> None:
         now = now_ms()
@@ -267,6 +288,8 @@ class WorkspaceService:
                 await self._end(workspace, WorkspaceStatus.EXPIRED)
             elif workspace is not None:
                 self._remember(workspace)
+            else:
+                del self._expiries[workspace_id]
 
     async def _end(self, workspace: Workspace, final: WorkspaceStatus) -> None:
         self._known.pop(workspace.id, None)
@@ -297,6 +320,11 @@ class WorkspaceService:
     def _check_options(self, options: WorkspaceOptions) -> None:
         if options.containment == "unrestricted" and not self._allow_unrestricted:
             raise invalid("#/options/containment", "not_granted", "this server does not allow unrestricted workspaces")
+
+    async def _run_until_cancelled(self, function: Callable[[Callable[[], None]], R], workspace: str) -> R:
+        """Run work in a thread that looks whether it is called off between its steps."""
+        signal = AbortSignal()
+        return await self._files.run(function, signal.raise_if_aborted, signal=signal, workspace=workspace)
 
     async def _run(self, function: Callable[[*A], R], *args: *A) -> R:
         return await self._files.run(function, *args, signal=AbortSignal(), workspace="workspaces")

@@ -287,10 +287,15 @@ class _Edit:
         known = None if label is None else encoding_named(label)
         found = detect_encoding(data[:SAMPLE_BYTES], whole=len(data) <= SAMPLE_BYTES, encoding=known)
         if isinstance(found, NotText):
-            why = f"is binary ({found.mime_type})" if found.binary else f"is not UTF-8 (from byte {found.offset} on)"
+            why = (
+                f"is binary ({found.mime_type}): edit changes text only. It was left as it is; bash may change it."
+                if found.binary
+                else f"is not UTF-8 (from byte {found.offset} on) and in no other encoding beyond doubt. It was left as it "
+                "is; the workspace's option read.encoding can name the encoding, or bash may change it."
+            )
             raise ToolError(
                 ErrorCode.UNSUPPORTED,
-                f"{shown} {why}: edit changes text in UTF-8 or UTF-16 only. It was left as it is; bash may change it.",
+                f"{shown} {why}",
                 {"mimeType": found.mime_type},
             )
         return found

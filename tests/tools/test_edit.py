@@ -323,6 +323,13 @@ async def test_the_encoding_that_the_workspace_reads_in_is_the_one_it_edits_in(
     assert error.message.startswith("edits[1]: newText holds '\\u65e5', which windows-1252")
 
 
+async def test_an_encoding_that_read_is_sure_of_is_kept(bench: Bench) -> None:
+    text = "# 配置文件\r\n说明 = 这是一个用来演示的中文文件里面有足够多的文字。\r\nstatus = draft\r\n"
+    (bench.root / "g.ini").write_bytes(text.encode("gb18030"))
+    await bench.edit("g.ini", ("draft\n", "完成\n"))
+    assert (bench.root / "g.ini").read_bytes() == text.replace("draft", "完成").encode("gb18030")
+
+
 @pytest.mark.parametrize(
     ("data", "edit", "result"),
     [

@@ -504,7 +504,7 @@ async def test_matches_are_told_as_they_are_found_each_once(bench: ToolBench) ->
 
 
 async def test_what_is_told_holds_all_that_is_shown_also_when_the_search_is_made_twice(bench: ToolBench) -> None:
-    bench.put({f"{number:03d}.txt": "needle\n" * 3 for number in range(100)})
+    bench.put({f"{number:03d}.txt": "needle\n" * 3 for number in range(20)})
     updates: list[ToolUpdate] = []
     result = await bench.call("grep", {"pattern": "needle", "limit": 40}, on_update=updates.append)
     told = b"".join(update.data for update in updates if isinstance(update, OutputDelta)).decode().splitlines()

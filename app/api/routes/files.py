@@ -153,7 +153,7 @@ _DOWNLOAD: Final[Responses] = {
         "content": _BYTES,
         "headers": {"Content-Range": header("`bytes FIRST-LAST/ALL`"), **_ETAG},
     },
-    304: {"description": "The file has an ETag that `If-None-Match` names", "content": {}, "headers": _ETAG},
+    304: {"description": "The file has an ETag that `If-None-Match` names", "headers": _ETAG},
     **problems(*_PATHS, "bad_request", "precondition_failed", "range_not_satisfiable"),
 }
 _ARCHIVES: Final = {
