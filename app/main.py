@@ -22,6 +22,7 @@ from app.api.errors import add_error_handlers
 from app.api.middleware import FaultBarrier, RequestContext
 from app.api.openapi import build_openapi
 from app.api.routes import batches, calls, files, operations, tools, workspaces
+from app.domain.abort import AbortReason
 from app.domain.workspace import CAPTURE_BYTES, Workspace
 from app.errors import ConfigurationError
 from app.events.log import EventLog
@@ -55,8 +56,8 @@ from app.tools.file_mutation_queue import FileMutationQueue
 from app.tools.registry import ToolsOptions, all_tool_names, create_tool
 
 # For what a server that did not drain left running, and for what still waits to be stored.
-END_SECONDS: Final = 1.0
-STORE_SECONDS: Final = 2.0
+END_SECONDS: Final = 0.5
+STORE_SECONDS: Final = 1.0
 
 _DESCRIPTION: Final = (
     "Lends an agent a workspace and tools to work in it: batches of tool calls, streamed as events, kept as records. "
@@ -95,12 +96,19 @@ _CORS_RESPONSE_HEADERS: Final = (
 _log = structlog.get_logger(__name__)
 
 
-def create_app(settings: Settings) -> FastAPI:
-    """Return the application; its lifespan builds `app.state.services` and takes them down again."""
+def _stop_process() -> None:
+    signal.raise_signal(signal.SIGTERM)
+
+
+def create_app(settings: Settings, *, stop: Callable[[], None] = _stop_process) -> FastAPI:
+    """Return the application; its lifespan builds `app.state.services` and takes them down again.
+
+    `stop` is called on the event loop when the service can no longer do its work and has to end.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with running(settings) as services:
+        async with running(settings, stop) as services:
             app.state.services = services
             yield
 
@@ -135,7 +143,7 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Services]:
+async def running(settings: Settings, stop: Callable[[], None] = _stop_process) -> AsyncIterator[Services]:
     """Build everything, recover what a crash left, and take it all down again.
 
     Raises:
@@ -149,14 +157,24 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
         stack.callback(storage.close)
         reads = ReadPool()
         stack.callback(reads.close)
+        readiness = Readiness(storage, reads, settings.data_dir)
 
         # The log asks the backend, which writes to the log: one of the two has to come second.
         backends: list[LocalBackend] = []
         log = EventLog(storage, reads, is_local=lambda batch_id: any(made.is_local(batch_id) for made in backends))
+
+        def give_up(error: BaseException) -> None:
+            # Nothing can be stored any more, so nothing may run.
+            _log.critical("record_writer_died", exc_info=error)
+            readiness.broken = True
+            for made in backends:
+                made.stop_all(AbortReason.INTERRUPTED)
+            stop()
+
         records = RecordWriter(
             storage,
             on_commit=log.committed,
-            on_death=_give_up,
+            on_death=give_up,
             ballast=None if settings.database_url is not None else Ballast(settings.data_dir / "ballast"),
         )
         records.start()
@@ -203,7 +221,7 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
             archives=ArchiveService(access, max_bytes=settings.max_upload_bytes),
             batches=batch_service,
             tools=ToolCatalog(),
-            readiness=Readiness(storage, reads, settings.data_dir),
+            readiness=readiness,
             about=About(
                 version=__version__,
                 python=platform.python_version(),
@@ -312,12 +330,6 @@ def _tool_factory(sandbox: Sandbox, files: FilePool, mutations: FileMutationQueu
 
 def _capture_bytes(workspace: Workspace, tool: str) -> int:
     return workspace.options.bash.capture_bytes if tool == "bash" else CAPTURE_BYTES
-
-
-def _give_up(error: BaseException) -> None:
-    # Nothing can be stored any more, so nothing may run: the server takes this as its order to stop.
-    _log.critical("record_writer_died", exc_info=error)
-    signal.raise_signal(signal.SIGTERM)
 
 
 async def _end_batches(service: BatchService) -> None:

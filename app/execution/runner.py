@@ -100,13 +100,15 @@ class BatchRunner:
         finally:
             if timer is not None:
                 timer.cancel()
+        status = _status(control, execution)
         await writer.batch_ended(
-            _status(control, execution),
+            status,
             execution.summary,
             mode,
             has_errors=execution.has_errors,
             terminate=execution.terminate,
         )
+        _log.info("batch", workspace_id=workspace.id, status=status.value, **execution.summary.to_json())
 
 
 def _status(control: BatchControl, execution: Execution) -> BatchStatus:

@@ -410,8 +410,6 @@ class _Upload:
         """Find out what can be told before the body is read, and make the temporary file."""
         with self._visit.root() as root:
             path = root.relative(self._path)
-            if path.directory_only:
-                raise tool_error_from_oserror(IsADirectoryError(errno.EISDIR, ""), path.shown)
             self._spool = Spool(self._directory(root, path), path.shown)
         if self._visit.signal.aborted:
             self.close()  # nobody waits for this thread any more
@@ -466,6 +464,8 @@ class _Upload:
         except ToolError as error:
             if error.code is not ErrorCode.NOT_FOUND:
                 raise
+            if path.directory_only:
+                raise tool_error_from_oserror(IsADirectoryError(errno.EISDIR, ""), path.shown) from None
             self._condition.require(None, path.shown)
             return root.nearest_directory(path)
         try:

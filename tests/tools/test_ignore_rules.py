@@ -55,6 +55,9 @@ def files_by_ripgrep(root: Path) -> list[str]:
         (".*", ".env", True),
         ("a.b.c", "a.b.c", True),
         ("*.b.c", "a.b.c", True),
+        ("[ab]\n![a]", "a", False),
+        ("![a]\n[ab]", "a", True),
+        ("d/*\n!d/a\n[x]", "d/a", False),
     ],
 )
 def test_the_last_line_that_fits_decides(rules: str, path: str, verdict: bool | None) -> None:
