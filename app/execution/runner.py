@@ -58,31 +58,37 @@ class BatchRunner:
         self._tools = tools
         self._capture_bytes = capture_bytes
 
-    async def run(self, batch: Batch, control: BatchControl, workspace: Workspace | None = None) -> None:
+    async def run(self, batch: Batch, control: BatchControl) -> None:
         """Run one batch to its end and return when that is stored.
 
         A batch that another owner has taken over is stopped and left to it.
         """
-        if workspace is None:
-            workspace = await self._reads.run(self._storage.workspace, batch.workspace_id)
-        if workspace is None:  # the foreign key forbids it
+        found = await self._reads.run_patiently(self._storage.workspace, batch.workspace_id)
+        if found is None:  # the foreign key forbids it
             raise LookupError(f"batch {batch.id} has no workspace")
-        owner = workspace
+        workspace = found
         writer = BatchWriter(
             batch,
             self._records,
-            capture_bytes=lambda tool: self._capture_bytes(owner, tool),
+            capture_bytes=lambda tool: self._capture_bytes(workspace, tool),
             on_fenced=lambda: control.abort(AbortReason.INTERRUPTED),
         )
         try:
             await self._run(batch, workspace, control, writer)
         except Fenced:
             _log.warning("batch_fenced", batch_id=batch.id)
-            if writer.failure is not None and not isinstance(writer.failure, Fenced):
-                # A row could not be stored and the batch is still this process's: it must end all the same.
-                claimed = await self._finalizer.claim(batch.id)
-                if claimed is not None:
-                    await self._finalizer.finalize(claimed, AbortReason.INTERRUPTED)
+            if writer.failure is None or isinstance(writer.failure, Fenced):
+                return
+            await self._end(batch)
+        except Exception:  # noqa: BLE001 - whatever it is, the batch ends
+            _log.exception("batch_failed", batch_id=batch.id)
+            await self._end(batch)
+
+    async def _end(self, batch: Batch) -> None:
+        # A row could not be stored, or there is a bug here: the batch is still this process's and has to end.
+        claimed = await self._finalizer.claim(batch.id)
+        if claimed is not None:
+            await self._finalizer.finalize(claimed, AbortReason.INTERRUPTED)
 
     async def _run(self, batch: Batch, workspace: Workspace, control: BatchControl, writer: BatchWriter) -> None:
         calls = [record.to_call() for record in batch.calls]

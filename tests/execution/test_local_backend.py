@@ -20,7 +20,7 @@ from app.execution.recovery import Recovered, recover
 from app.execution.runner import BatchRunner
 from app.hooks.base import HookChain
 from app.services.batches import BatchRequest, BatchService, CallRequest
-from app.storage.base import RequestCancel, SetWorkspaceStatus
+from app.storage.base import OperationalError, RequestCancel, SetWorkspaceStatus
 from app.tools.base import AgentTool
 from tests.support.calls import ScriptedTool, answer
 from tests.support.eventing import Records, frames, recording
@@ -275,3 +275,35 @@ async def test_after_a_crash_started_batches_are_interrupted_and_others_run(stor
         before.call_ended(started.calls[0].to_call(), stopped(AbortReason.CANCELLED, started=True))
         with pytest.raises(Exception, match="owner"):
             await before.started_durably()
+
+
+async def test_a_batch_ends_even_when_running_it_fails_by_a_bug(storage):
+    async with recording(storage) as records:
+        broken = ScriptedTool("gate", _quick)
+        async with serving(records, broken) as (_, service, _):
+            broken.definition = None  # type: ignore[assignment]  # what uses it raises
+            batch = await submit(service, await records.workspace(), "a", "b")
+            done = await service.get(batch.id, owner=None, wait=10)
+        assert done.status is BatchStatus.INTERRUPTED
+        assert [call.error and call.error.code for call in done.calls] == [ErrorCode.INTERRUPTED] * 2
+
+
+async def test_a_batch_waits_for_a_database_that_is_away(storage):
+    async with recording(storage) as records:
+        gate = Gate()
+        gate.open.set()
+        async with serving(records, ScriptedTool("gate", gate.run)) as (_, service, _):
+            workspace = await records.workspace()
+            away = [True, True]
+            read = storage.workspace
+
+            def sometimes(workspace_id: str) -> Workspace | None:
+                if away:
+                    away.pop()
+                    raise OperationalError("away", "connection")
+                return read(workspace_id)
+
+            storage.workspace = sometimes
+            batch = await submit(service, workspace, "a")
+            done = await service.get(batch.id, owner=None, wait=10)
+        assert (done.status, away) == (BatchStatus.COMPLETED, [])
