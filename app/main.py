@@ -8,8 +8,9 @@ import asyncio
 import os
 import platform
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import Final
 
 import structlog
@@ -23,18 +24,18 @@ from app.api.middleware import FaultBarrier, RequestContext
 from app.api.openapi import build_openapi
 from app.api.routes import batches, calls, files, operations, tools, workspaces
 from app.domain.abort import AbortReason
-from app.domain.workspace import CAPTURE_BYTES, Workspace
 from app.errors import ConfigurationError
 from app.events.log import EventLog
 from app.execution.backends.local import LocalBackend
 from app.execution.finalizer import Finalizer
 from app.execution.recovery import recover
-from app.execution.runner import BatchRunner, ToolFactory
+from app.execution.runner import BatchRunner
 from app.hooks.chain import hook_chain, load_hooks
 from app.sandbox.base import Sandbox
 from app.sandbox.file_pool import FilePool
 from app.sandbox.local import LocalSandbox
 from app.sandbox.refused import RefusedSandbox
+from app.sandbox.ripgrep import Ripgrep
 from app.services.archives import ArchiveService
 from app.services.batches import BatchService
 from app.services.file_access import FileAccess
@@ -51,9 +52,9 @@ from app.storage.instance_lock import InstanceLock
 from app.storage.read_pool import ReadPool
 from app.storage.record_writer import RecordWriter
 from app.storage.sql.storage import SqlStorage
-from app.tools.base import AgentTool
 from app.tools.file_mutation_queue import FileMutationQueue
-from app.tools.registry import ToolsOptions, all_tool_names, create_tool
+from app.tools.powershell import find_powershell
+from app.tools.registry import ToolsOptions, WorkspaceTools
 
 # For what a server that did not drain left running, and for what still waits to be stored.
 END_SECONDS: Final = 0.5
@@ -186,6 +187,17 @@ async def running(settings: Settings, stop: Callable[[], None] = _stop_process) 
         mutations = FileMutationQueue()
         sandbox = _sandbox(settings)
         stack.push_async_callback(sandbox.close)
+        # Searching runs no code of a caller, so it works where commands are refused.
+        searching = sandbox if isinstance(sandbox, LocalSandbox) else LocalSandbox()
+        stack.push_async_callback(searching.close)
+        ripgrep = Ripgrep(searching)
+        shared = ToolsOptions(
+            sandbox=sandbox,
+            files=file_pool,
+            mutations=mutations,
+            ripgrep=ripgrep,
+            powershell=None if settings.powershell is None else str(settings.powershell),
+        )
         finalizer = Finalizer(storage, reads, records)
         runner = BatchRunner(
             storage=storage,
@@ -193,8 +205,7 @@ async def running(settings: Settings, stop: Callable[[], None] = _stop_process) 
             records=records,
             finalizer=finalizer,
             hooks=hook_chain(load_hooks()),
-            tools=_tool_factory(sandbox, file_pool, mutations),
-            capture_bytes=_capture_bytes,
+            tools=partial(WorkspaceTools, shared),
         )
         backend = LocalBackend(runner)
         backends.append(backend)
@@ -227,6 +238,8 @@ async def running(settings: Settings, stop: Callable[[], None] = _stop_process) 
                 python=platform.python_version(),
                 database="sqlite" if settings.database_url is None else "postgresql",
                 sandbox=sandbox.report.to_json(),
+                ripgrep=await ripgrep.version(),
+                powershell=find_powershell(shared.powershell) is not None,
             ),
         )
         await workspace_service.recover()
@@ -309,27 +322,6 @@ def _sandbox(settings: Settings) -> Sandbox:
     if os.geteuid() == 0:
         _log.warning("commands_run_as_root")
     return sandbox
-
-
-def _tool_factory(sandbox: Sandbox, files: FilePool, mutations: FileMutationQueue) -> ToolFactory:
-    def make(
-        workspace: Workspace, names: frozenset[str], output_url: Callable[[str], str | None]
-    ) -> Mapping[str, AgentTool]:
-        options = ToolsOptions(
-            options=workspace.options,
-            sandbox=sandbox,
-            files=files,
-            mutations=mutations,
-            root_identity=(workspace.root_device, workspace.root_inode),
-            output_url=output_url,
-        )
-        return {name: create_tool(name, workspace.root, options) for name in names if name in all_tool_names}
-
-    return make
-
-
-def _capture_bytes(workspace: Workspace, tool: str) -> int:
-    return workspace.options.bash.capture_bytes if tool == "bash" else CAPTURE_BYTES
 
 
 async def _end_batches(service: BatchService) -> None:

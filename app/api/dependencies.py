@@ -45,6 +45,8 @@ class About:
     python: str
     database: str
     sandbox: dict[str, object]
+    ripgrep: str | None
+    powershell: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,19 +25,13 @@ _log = structlog.get_logger(__name__)
 class ToolFactory(Protocol):
     """Makes the tools of a workspace for one batch."""
 
-    def __call__(
-        self, workspace: Workspace, names: frozenset[str], output_url: Callable[[str], str | None]
-    ) -> Mapping[str, AgentTool]:
+    def __call__(self, workspace: Workspace, output_url: Callable[[str], str | None]) -> Mapping[str, AgentTool]:
         """Return every tool of the workspace by name; `output_url` gives a URL for a caller's call id."""
         ...
 
 
 class BatchRunner:
-    """Runs batches this process owns; each exactly once, to exactly one terminal status.
-
-    Args:
-        capture_bytes: how many bytes of a tool's output are kept, for a workspace and a tool's name.
-    """
+    """Runs batches this process owns; each exactly once, to exactly one terminal status."""
 
     def __init__(
         self,
@@ -48,7 +42,6 @@ class BatchRunner:
         finalizer: Finalizer,
         hooks: HookChain,
         tools: ToolFactory,
-        capture_bytes: Callable[[Workspace, str], int],
     ) -> None:
         self._storage = storage
         self._reads = reads
@@ -56,7 +49,6 @@ class BatchRunner:
         self._finalizer = finalizer
         self._hooks = hooks
         self._tools = tools
-        self._capture_bytes = capture_bytes
 
     async def run(self, batch: Batch, control: BatchControl) -> None:
         """Run one batch to its end and return when that is stored.
@@ -70,7 +62,7 @@ class BatchRunner:
         writer = BatchWriter(
             batch,
             self._records,
-            capture_bytes=lambda tool: self._capture_bytes(workspace, tool),
+            capture_bytes=workspace.options.capture_bytes,
             on_fenced=lambda: control.abort(AbortReason.INTERRUPTED),
         )
         try:
@@ -93,7 +85,7 @@ class BatchRunner:
     async def _run(self, batch: Batch, workspace: Workspace, control: BatchControl, writer: BatchWriter) -> None:
         calls = [record.to_call() for record in batch.calls]
         urls = {call.tool_call_id: f"/v1/calls/{call.id}/output" for call in calls}
-        tools = self._tools(workspace, frozenset(call.tool_name for call in calls), urls.get)
+        tools = self._tools(workspace, urls.get)
         mode = effective_mode(batch.execution_mode, tools, calls)
         executor = Executor(
             workspace=workspace, batch=batch, tools=tools, hooks=self._hooks, sink=writer, control=control

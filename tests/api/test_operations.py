@@ -35,7 +35,9 @@ def test_the_version_says_what_the_sandbox_really_is(client: httpx2.Client) -> N
     assert version["database"] == "sqlite"
     assert version["sandbox"]["tier"] == "process"
     assert {"filesystem", "network"} <= set(version["sandbox"]["missing"])
-    assert {"read", "write", "edit", "bash"} <= set(version["tools"])
+    assert version["tools"] == ["read", "write", "edit", "bash", "powershell", "grep", "find", "ls"]
+    assert version["ripgrep"].startswith("15.")
+    assert version["powershell"] is (shutil.which("pwsh") is not None)
 
 
 def test_the_docs_page_needs_nothing_from_elsewhere(client: httpx2.Client) -> None:

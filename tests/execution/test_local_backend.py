@@ -67,8 +67,7 @@ async def serving(
         records=records.writer,
         finalizer=finalizer,
         hooks=HookChain([]),
-        tools=lambda _workspace, _names, _url: table,
-        capture_bytes=lambda _workspace, _tool: 10**6,
+        tools=lambda _workspace, _url: table,
     )
     backend = LocalBackend(runner, **limits)
     service = BatchService(
