@@ -228,6 +228,10 @@ class Root:
     ) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        # One that was opened in a thread for a caller who has gone meanwhile has nobody else to close it.
+        self.close()
+
     def close(self) -> None:
         fd, self.fd = self.fd, -1
         if fd >= 0:
