@@ -367,8 +367,7 @@ async def _store(visit: Visit, path: str, body: AsyncIterator[bytes], condition:
         await visit.run(upload.finish, block)
         return await visit.change(upload.resolve, upload.perform)
     finally:
-        if upload.unfinished:
-            await visit.clean_up(upload.close)
+        pass
 
 
 async def _store_part(visit: Visit, part: Part) -> Stored | NotStored:

@@ -596,6 +596,7 @@ async def test_a_file_with_the_literal_name_is_the_one_that_is_read(bench: Bench
     bench.put("ten.txt:3-4", "literal\n")
     bench.put("ten.txt:3-4:2", "second\n")
     bench.put("dir:7/x", "")
+    bench.put("dir", TEN_LINES)
     assert (await bench.read("ten.txt:3-4"))[0] == "   1│ literal"
     assert (await bench.read("ten.txt:3-4", offset=1, limit=1))[0] == "   1│ literal"
     assert (await bench.read("ten.txt:3-4:1"))[0] == "   1│ literal"

@@ -1,6 +1,7 @@
 """What a text is encoded in: decided in one order, guessed only beyond doubt, named as the standard does."""
 
 import codecs
+import random
 
 import pytest
 from hypothesis import given
@@ -209,6 +210,12 @@ def test_damaged_utf_8_is_not_taken_for_another_encoding(language: str) -> None:
         found = detect_encoding(data, whole=True)
         assert isinstance(found, NotText)
         assert not found.binary
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bytes_that_look_like_no_language_tell_nothing(seed: int) -> None:
+    data = bytes(random.Random(seed).choices(range(0xA0, 0x100), k=40))
+    assert detect_encoding(data, whole=True) == NotText("text/plain", 0)
 
 
 @given(st.binary(min_size=16, max_size=400))
