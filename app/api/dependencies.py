@@ -3,7 +3,7 @@
 import asyncio
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, get_origin
 
 from fastapi import Path, Query, Request, Security
 from fastapi.security import HTTPBearer, SecurityScopes
@@ -102,26 +102,28 @@ Writer = Annotated[Caller, Security(_api_key, scopes=["write"])]
 
 def _refuse_odd_parameters(request: Request) -> None:
     """Refuse a parameter the route does not have or that is given twice: what is not applied gives a wrong answer."""
-    known = _query_names(request)
+    lists = _query_parameters(request)
     given = [name for name, _ in request.query_params.multi_items()]
-    has = f"it has {', '.join(sorted(known))}" if known else "it has none"
+    has = f"it has {', '.join(sorted(lists))}" if lists else "it has none"
     errors = [
         {"parameter": name, "code": "unknown_parameter", "message": f"there is no such parameter, {has}"}
-        if name not in known
+        if name not in lists
         else {"parameter": name, "code": "repeated_parameter", "message": "give it once"}
         for name in dict.fromkeys(given)
-        if name not in known or given.count(name) > 1
+        if not lists.get(name, False) and (name not in lists or given.count(name) > 1)
     ]
     if errors:
         raise InvalidRequest(f"query parameter {errors[0]['parameter']}: {errors[0]['message']}", errors=errors)
 
 
-def _query_names(request: Request) -> set[str]:
+def _query_parameters(request: Request) -> dict[str, bool]:
+    """Return the names of the route's query parameters, and whether each is a list."""
     dependants = [request.scope["route"].dependant]
-    names: set[str] = set()
+    names: dict[str, bool] = {}
     while dependants:
         dependant = dependants.pop()
-        names.update(field.alias for field in dependant.query_params)
+        for field in dependant.query_params:
+            names[field.alias] = get_origin(field.field_info.annotation) is list
         dependants += dependant.dependencies
     return names
 

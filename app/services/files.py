@@ -367,7 +367,8 @@ async def _store(visit: Visit, path: str, body: AsyncIterator[bytes], condition:
         await visit.run(upload.finish, block)
         return await visit.change(upload.resolve, upload.perform)
     finally:
-        pass
+        if upload.unfinished:
+            await visit.clean_up(upload.close)
 
 
 async def _store_part(visit: Visit, part: Part) -> Stored | NotStored:

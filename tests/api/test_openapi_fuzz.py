@@ -13,11 +13,15 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis.config import SchemathesisConfig
 from schemathesis.schemas import BaseSchema
+from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from app.domain.json_codec import JsonValueError, parse
 from tests.support.server import KEY, ServerThread
 
 EXAMPLES = 10
+URL_MAX = 16_000  # what is longer does not reach the application
+# A glob with an open brace and bytes that are no archive fit the document and cannot be served all the same.
+MEANING = {"getArchive", "putArchive"}
 DOCUMENT = json.loads((Path(__file__).parent / "snapshots" / "openapi.json").read_text())
 OPERATIONS = {
     operation["operationId"]: bool(operation.get("parameters") or "requestBody" in operation)
@@ -83,7 +87,7 @@ def test_every_answer_is_a_documented_one(
         max_examples=EXAMPLES, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
     )
     def ask(case: schemathesis.Case) -> None:
-        if not _can_be_said_in_json(case.body):
+        if not _can_be_said_in_json(case.body) or len(str(case.query)) > URL_MAX:
             return
         if mode is schemathesis.GenerationMode.POSITIVE and isinstance(case.body, dict):
             # No schema says which directories and which encodings there are.
@@ -93,7 +97,12 @@ def test_every_answer_is_a_documented_one(
         if case.method != "DELETE" and sum(map(ord, str(parameters))) % 4:
             for name in parameters.keys() & known.keys():
                 parameters[name] = known[name]
-        case.call_and_validate(base_url=fuzzed.url, headers={"Authorization": f"Bearer {KEY}"}, timeout=20)
+        case.call_and_validate(
+            base_url=fuzzed.url,
+            headers={"Authorization": f"Bearer {KEY}"},
+            excluded_checks=[positive_data_acceptance] if operation in MEANING else [],
+            timeout=20,
+        )
 
     ask()
 
