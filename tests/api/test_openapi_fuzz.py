@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
+from jsonschema import Draft202012Validator
 from schemathesis.config import SchemathesisConfig
 from schemathesis.schemas import BaseSchema
 
+from app.domain.ids import new_id
 from app.domain.json_codec import JsonValueError, parse
 from tests.support.server import KEY, ServerThread
 
@@ -23,6 +25,12 @@ OPERATIONS = {
     operation["operationId"]: bool(operation.get("parameters") or "requestBody" in operation)
     for item in DOCUMENT["paths"].values()
     for operation in item.values()
+}
+BODIES = {
+    operation["operationId"]: operation["requestBody"]["content"]["application/json"]["schema"]
+    for item in DOCUMENT["paths"].values()
+    for operation in item.values()
+    if "application/json" in operation.get("requestBody", {}).get("content", {})
 }
 CASES = [
     pytest.param(name, mode, id=f"{name}-{mode.value}")
@@ -79,8 +87,13 @@ def test_every_answer_is_a_documented_one(
     def ask(case: schemathesis.Case) -> None:
         if not _can_be_said_in_json(case.body):
             return
-        if mode is schemathesis.GenerationMode.POSITIVE and isinstance(case.body, dict):
-            case.body.pop("root", None)  # no schema says which directories there are
+        if mode is schemathesis.GenerationMode.POSITIVE:
+            if isinstance(case.body, dict):
+                case.body.pop("root", None)  # no schema says which directories there are
+                if not _fits(operation, case.body):
+                    return
+            if "Idempotency-Key" in case.headers:
+                case.headers["Idempotency-Key"] = new_id("req")  # nor which keys other requests had
         parameters = case.path_parameters or {}
         if case.method != "DELETE" and sum(map(ord, str(parameters))) % 4:
             for name in parameters.keys() & known.keys():
@@ -88,6 +101,12 @@ def test_every_answer_is_a_documented_one(
         case.call_and_validate(base_url=fuzzed.url, headers={"Authorization": f"Bearer {KEY}"}, timeout=20)
 
     ask()
+
+
+def _fits(operation: str, body: object) -> bool:
+    """Whether a body fits its schema: of names of files, the generator makes some that do not match the pattern."""
+    schema = BODIES.get(operation, {})
+    return Draft202012Validator({**schema, "components": DOCUMENT["components"]}).is_valid(body)
 
 
 def _can_be_said_in_json(body: object) -> bool:

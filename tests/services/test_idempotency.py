@@ -1,7 +1,7 @@
 """Requests with one idempotency key, in one process and in two: one batch that runs once, one workspace."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,8 +114,8 @@ def data_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def faulty(sqlite_storage: SqlStorage) -> Iterator[FaultyStorage]:
-    yield FaultyStorage(sqlite_storage)
+def faulty(sqlite_storage: SqlStorage) -> FaultyStorage:
+    return FaultyStorage(sqlite_storage)
 
 
 def roots(data_dir: Path) -> list[str]:
