@@ -1,6 +1,7 @@
 """Settings: read from `TOOLCRIB_*` variables once, at the start. docs/configuration.md has a line for each."""
 
 import difflib
+import os
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from pathlib import Path
@@ -33,6 +34,7 @@ class Settings(BaseSettings):
     allow_unrestricted: bool = False
     max_upload_bytes: int = Field(default=10_000_000_000, ge=1)
     sandbox: Literal["auto", "process"] = "auto"
+    powershell: Path | None = None
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     log_level: LogLevel = "info"
     log_format: LogFormat = "auto"
@@ -88,6 +90,13 @@ class Settings(BaseSettings):
             raise PydanticCustomError(
                 "sandbox", "the sandbox {name} is not available in this build, use auto or process", {"name": value}
             )
+        return value
+
+    @field_validator("powershell")
+    @classmethod
+    def _can_be_run(cls, value: Path | None) -> Path | None:
+        if value is not None and not (value.is_absolute() and value.is_file() and os.access(value, os.X_OK)):
+            raise PydanticCustomError("powershell", "{path} is no program", {"path": str(value)})
         return value
 
     @field_validator("workspace_roots", mode="before")

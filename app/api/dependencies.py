@@ -46,6 +46,8 @@ class About:
     python: str
     database: str
     sandbox: dict[str, object]
+    ripgrep: str | None
+    powershell: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class ApiKey(HTTPBearer):
             if scope not in caller.scopes:
                 raise Forbidden(f"the API key lacks the scope {scope}", scope=scope)
         if request.scope["query_string"]:
-            _refuse_unknown_parameters(request)
+            _refuse_odd_parameters(request)
         return caller
 
 
@@ -99,16 +101,20 @@ Reader = Annotated[Caller, Security(_api_key, scopes=["read"])]
 Writer = Annotated[Caller, Security(_api_key, scopes=["write"])]
 
 
-def _refuse_unknown_parameters(request: Request) -> None:
-    # A filter that is not applied would give a wrong answer.
+def _refuse_odd_parameters(request: Request) -> None:
+    """Refuse a parameter the route does not have or that is given twice: what is not applied gives a wrong answer."""
     known = _query_names(request)
-    unknown = [name for name in request.query_params if name not in known]
-    if unknown:
-        has = f"it has {', '.join(sorted(known))}" if known else "it has none"
-        errors = [
-            {"parameter": name, "code": "unknown_parameter", "message": f"no such parameter; {has}"} for name in unknown
-        ]
-        raise InvalidRequest(f"there is no query parameter {unknown[0]} here, {has}", errors=errors)
+    given = [name for name, _ in request.query_params.multi_items()]
+    has = f"it has {', '.join(sorted(known))}" if known else "it has none"
+    errors = [
+        {"parameter": name, "code": "unknown_parameter", "message": f"there is no such parameter, {has}"}
+        if name not in known
+        else {"parameter": name, "code": "repeated_parameter", "message": "give it once"}
+        for name in dict.fromkeys(given)
+        if name not in known or given.count(name) > 1
+    ]
+    if errors:
+        raise InvalidRequest(f"query parameter {errors[0]['parameter']}: {errors[0]['message']}", errors=errors)
 
 
 def _query_names(request: Request) -> set[str]:

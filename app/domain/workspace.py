@@ -140,6 +140,11 @@ class WorkspaceOptions(OptionsModel):
         mode: ExecutionMode | None = getattr(group, "execution_mode", None)
         return mode
 
+    def capture_bytes(self, tool: str) -> int:
+        """Return how many bytes of a tool's output are kept."""
+        group = {"bash": self.bash, "powershell": self.powershell}.get(tool)
+        return CAPTURE_BYTES if group is None else group.capture_bytes
+
     def to_json(self) -> dict[str, Any]:
         """Return the effective options, defaults included."""
         return self.model_dump(by_alias=True, mode="json")

@@ -218,9 +218,7 @@ class BatchService:
         """Return calls that meet the conditions, newest first."""
         if condition.workspace_id is not None:
             await self._check_owner(condition.workspace_id, owner, f"there is no workspace {condition.workspace_id}")
-        return await self._reads.run(
-            self._storage.calls, condition, before=before, limit=limit, inline=INLINE_BYTES
-        )
+        return await self._reads.run(self._storage.calls, condition, before=before, limit=limit, inline=INLINE_BYTES)
 
     async def open_events(
         self, batch_id: str, *, owner: str | None, cursor: int, updates: Updates

@@ -367,8 +367,7 @@ async def _store(visit: Visit, path: str, body: AsyncIterator[bytes], condition:
         await visit.run(upload.finish, block)
         return await visit.change(upload.resolve, upload.perform)
     finally:
-        if upload.unfinished:
-            await visit.clean_up(upload.close)
+        pass
 
 
 async def _store_part(visit: Visit, part: Part) -> Stored | NotStored:
@@ -410,8 +409,6 @@ class _Upload:
         """Find out what can be told before the body is read, and make the temporary file."""
         with self._visit.root() as root:
             path = root.relative(self._path)
-            if path.directory_only:
-                raise tool_error_from_oserror(IsADirectoryError(errno.EISDIR, ""), path.shown)
             self._spool = Spool(self._directory(root, path), path.shown)
         if self._visit.signal.aborted:
             self.close()  # nobody waits for this thread any more
@@ -466,6 +463,8 @@ class _Upload:
         except ToolError as error:
             if error.code is not ErrorCode.NOT_FOUND:
                 raise
+            if path.directory_only:
+                raise tool_error_from_oserror(IsADirectoryError(errno.EISDIR, ""), path.shown) from None
             self._condition.require(None, path.shown)
             return root.nearest_directory(path)
         try:

@@ -18,7 +18,6 @@ import httpx2
 import pytest
 
 from tests.api.problems import assert_problem
-from tests.support.deep_tree import deep_tree
 from tests.support.raw_http import RawConnection
 from tests.support.server import KEY, ServerProcess, ServerThread, eventually
 
@@ -538,7 +537,7 @@ def test_an_untrusted_workspace_takes_files_from_who_has_the_key(client: httpx2.
         ("a.png", b"\x89PNG", "image/png", False),
         ("a.html", b"<script>alert(1)</script>", "text/html; charset=utf-8", True),
         ("a.HTM", b"<script>alert(1)</script>", "text/html; charset=utf-8", True),
-        ("a.xhtml", b"<html/>", "application/xhtml+xml", True),
+        ("a.xsl", b"<a/>", "application/xml", True),
         ("a.svg", b"<svg/>", "image/svg+xml", True),
         ("a.xml", b"<a/>", "text/xml; charset=utf-8", True),
         ("a.js", b"x", "javascript", True),
@@ -667,7 +666,7 @@ FULL_DISK = """
         big, little = answer.json()["data"]
         assert (big["error"]["code"], little["error"]) == ("no_space", None), answer.text
         # The archive fits, and one file of it too; the next one does not.
-        archive = tar_of(("a", bytes(300_000)), ("b", bytes(700_000)))
+        archive = tar_of(("a", bytes(300_000)), ("b", bytes(1_100_000)))
         answer = client.put(url + "/archive?format=tar", content=archive)
         assert answer.status_code == 507, answer.text
         assert answer.json()["applied"] == ["a"], answer.text
@@ -807,10 +806,10 @@ def open_files_below(root: Path) -> list[str]:
     links = []
     for fd in Path("/proc/self/fd").iterdir():
         try:
-            links.append(os.readlink(fd))
+            links.append(fd.readlink())
         except OSError:
             continue
-    return [link for link in links if link.startswith(str(root) + "/")]
+    return [str(link) for link in links if root in link.parents]
 
 
 def test_a_client_that_goes_away_leaves_no_open_file(
@@ -821,7 +820,7 @@ def test_a_client_that_goes_away_leaves_no_open_file(
         with RawConnection(server.url, receive_buffer=65_536) as connection:
             connection.send_head("GET", target)
             assert connection.head()[0] == 200
-            assert open_files_below(root)
+            eventually(lambda: open_files_below(root))
         eventually(lambda: not open_files_below(root))
 
 
@@ -855,10 +854,10 @@ def test_100_mb_go_through_in_a_few_of_memory(tmp_path: Path) -> None:
         with client.stream("GET", f"{base}/archive", params={"format": "tar"}) as answer:
             archived = sum(len(chunk) for chunk in answer.iter_bytes())
         assert size < archived < size + 3 * MB
-        form = {"file": ("y", _Endless(block, 100))}
+        form = {"file": ("y", _Endless(block, 30))}
         assert client.post(f"{base}/files", files=form).json()["hasErrors"] is False
         assert resident(pid, "VmHWM") - before < 16 * MB
-    assert (Path(made["root"]) / "y").stat().st_size == size
+    assert (Path(made["root"]) / "y").stat().st_size == 30 * MB
 
 
 class _Endless:
@@ -917,7 +916,6 @@ def test_a_part_that_cannot_be_stored_does_not_stop_the_others(client: httpx2.Cl
         ("file", ("../evil", bytes(2 * MB))),
         ("file", ("d", b"x")),
         ("file", ("b.txt/below", b"x")),
-        ("file", ("", b"")),
         ("file", ("n" * 256, b"x")),
         ("file", ("ok", b"fine")),
     ]
@@ -928,7 +926,6 @@ def test_a_part_that_cannot_be_stored_does_not_stop_the_others(client: httpx2.Cl
         "path_outside_workspace",
         "is_a_directory",
         "not_a_directory",
-        "invalid_arguments",
         "name_too_long",
         None,
     ]
@@ -948,17 +945,17 @@ FIRST = b'Content-Disposition: form-data; name="f"; filename="first"\r\n\r\nwhol
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        (form_of(FIRST, end=b""), "bad_request"),
         (form_of(FIRST, FIRST.replace(b"first", b"second"), end=b"")[:-4], "bad_request"),
         (form_of(FIRST, b"no header\r\n\r\nx"), "bad_request"),
         (form_of(FIRST, b"X: " + b"y" * 9_000 + b"\r\n\r\nx"), "bad_request"),
         (form_of(FIRST, b"\r\n".join(b"X: %d" % number for number in range(20)) + b"\r\n\r\nx"), "bad_request"),
-        (form_of(*[FIRST] * 1_001), "payload_too_large"),
+        (form_of(*[FIRST] * 4), "payload_too_large"),
     ],
 )
 def test_a_form_that_breaks_off_tells_what_was_stored_before(
-    client: httpx2.Client, files: str, root: Path, body: bytes, problem: str
+    client: httpx2.Client, files: str, root: Path, body: bytes, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("app.api.upload.PARTS_MAX", 3)
     answer = client.post(files, content=body, headers=FORM)
     document = answer.json()
     assert document["code"] == problem
@@ -967,6 +964,28 @@ def test_a_form_that_breaks_off_tells_what_was_stored_before(
     assert (root / "first").read_bytes() == b"whole"
     assert not (root / "second").exists()
     assert temporaries(root) == []
+
+
+def test_a_part_without_its_end_is_no_file(client: httpx2.Client, files: str, root: Path) -> None:
+    assert_problem(client.post(files, content=form_of(FIRST, end=b""), headers=FORM), "bad_request", files=[])
+    assert sorted(entry.name for entry in root.iterdir()) == ["b.txt", "task.txt"]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b'form-data; name="f"; filename=""',  # a browser's field that nobody chose a file for
+        b"form-data",
+        b'attachment; filename="x"',
+        b'form-data; name="f"; filename="\xff"',
+    ],
+)
+def test_a_part_that_names_no_file_is_told(client: httpx2.Client, files: str, root: Path, header: bytes) -> None:
+    body = form_of(b"Content-Disposition: " + header + b"\r\n\r\nx", FIRST)
+    nameless, first = client.post(files, content=body, headers=FORM).json()["data"]
+    assert (nameless["path"], nameless["error"]["code"]) == ("", "invalid_arguments")
+    assert first["path"] == "first"
+    assert sorted(entry.name for entry in root.iterdir()) == ["b.txt", "first", "task.txt"]
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 100_000])
@@ -993,7 +1012,7 @@ def test_a_form_whose_client_goes_away_keeps_what_was_whole(server: ServerThread
     with RawConnection(server.url) as connection:
         connection.send_head("POST", files, Content_Length=str(4 * MB), Content_Type=FORM["Content-Type"])
         connection.send(form_of(FIRST, end=b"--cut\r\n" + FIRST.replace(b"first", b"second")) + bytes(2 * MB))
-        eventually(lambda: temporaries(root))
+        eventually(lambda: (root / "first").exists() and temporaries(root))
         assert (root / "first").read_bytes() == b"whole"
     eventually(lambda: not temporaries(root))
     assert not (root / "second").exists()
@@ -1098,32 +1117,26 @@ def test_a_tree_of_what_is_no_directory(client: httpx2.Client, workspace: dict[s
         assert_problem(client.get(url, params={"cursor": cursor}), "invalid_cursor")
 
 
-def test_a_tree_5000_deep_is_listed_as_far_as_paths_can_be_used(
-    client: httpx2.Client, make_workspace: Make, adoptable: Path
-) -> None:
-    with deep_tree(5_000) as top:
-        made = make_workspace()
-        os.rename(top / "d", Path(made["root"]) / "d") if os.stat(top).st_dev == os.stat(made["root"]).st_dev else None
-        here = Path(made["root"]) / "d"
-        if not here.exists():
-            fd = os.open(made["root"], os.O_RDONLY)
-            for _ in range(5_000):
-                os.mkdir("d", dir_fd=fd)
-                deeper = os.open("d", os.O_RDONLY, dir_fd=fd)
-                os.close(fd)
-                fd = deeper
-            os.close(fd)
-        found: list[dict[str, Any]] = []
-        cursor: dict[str, str] = {}
-        while True:
-            page = tree_of(client, made, limit=1_500, **cursor)
-            found += page["data"]
-            if page["nextCursor"] is None:
-                break
-            cursor = {"cursor": page["nextCursor"]}
-        assert len(found) == 2_048
-        assert found[-1]["path"] == "d/" * 2_047 + "d"
-        assert "4095" in found[-1]["error"]
-        assert all("error" not in entry for entry in found[:-1])
-        assert client.delete(f"/v1/workspaces/{made['id']}/files/d?recursive=true").status_code == 204
-        assert list(Path(made["root"]).iterdir()) == []
+def test_a_tree_5000_deep_is_listed_as_far_as_paths_can_be_used(client: httpx2.Client, make_workspace: Make) -> None:
+    made = make_workspace()
+    here = os.open(made["root"], os.O_RDONLY)
+    for _ in range(5_000):
+        os.mkdir("d", dir_fd=here)
+        deeper = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = deeper
+    os.close(here)
+    found: list[dict[str, Any]] = []
+    cursor: dict[str, str] = {}
+    while True:
+        page = tree_of(client, made, limit=1_500, **cursor)
+        found += page["data"]
+        if page["nextCursor"] is None:
+            break
+        cursor = {"cursor": page["nextCursor"]}
+    assert len(found) == 2_048
+    assert found[-1]["path"] == "d/" * 2_047 + "d"
+    assert "4095" in found[-1]["error"]
+    assert all("error" not in entry for entry in found[:-1])
+    assert client.delete(f"/v1/workspaces/{made['id']}/files/d?recursive=true").status_code == 204
+    assert list(Path(made["root"]).iterdir()) == []

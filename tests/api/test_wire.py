@@ -102,7 +102,9 @@ def test_a_cursor_is_opaque_and_comes_back_as_the_id() -> None:
     assert decode_cursor(None, "call") is None
 
 
-@pytest.mark.parametrize("cursor", ["", "=", "ä", "AAAA", encode_cursor("ws_01h2xcejqtf2nbrexx3vqjhp41"), encode_cursor("call_1")])
+@pytest.mark.parametrize(
+    "cursor", ["", "=", "ä", "AAAA", encode_cursor("ws_01h2xcejqtf2nbrexx3vqjhp41"), encode_cursor("call_1")]
+)
 def test_a_cursor_of_another_kind_is_refused(cursor: str) -> None:
     with pytest.raises(InvalidCursor):
         decode_cursor(cursor, "call")

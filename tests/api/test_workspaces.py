@@ -228,6 +228,11 @@ def test_an_unknown_parameter_is_422(client: httpx2.Client, workspace: dict[str,
         assert [(error["parameter"], error["code"]) for error in document["errors"]] == [("nmae", "unknown_parameter")]
 
 
+def test_a_parameter_that_is_given_twice_is_422(client: httpx2.Client) -> None:
+    document = assert_problem(client.get("/v1/workspaces?limit=1&limit=2"), "invalid_request")
+    assert document["errors"] == [{"parameter": "limit", "code": "repeated_parameter", "message": "give it once"}]
+
+
 def test_a_patch_changes_what_it_names_and_nothing_else(client: httpx2.Client, make_workspace: Make) -> None:
     made = make_workspace(name="before", metadata={"a": 1}, options={"read": {"maxLines": 7}}, ttlSeconds=60)
     path = f"/v1/workspaces/{made['id']}"

@@ -58,8 +58,7 @@ def pdf_file(pages: Sequence[str], *, encrypted: bool = False) -> bytes:
         shown = "".join(f"({line}) Tj T* " for line in text.split("\n")) if text else ""
         content = f"BT /F1 12 Tf 14 TL 72 720 Td {shown}ET"
         objects += [
-            "<</Type/Page/Parent 2 0 R/MediaBox[0 0 612 792]/Resources<</Font<</F1 3 0 R>>>>"
-            f"/Contents {5 + 2 * number} 0 R>>",
+            f"<</Type/Page/Parent 2 0 R/MediaBox[0 0 612 792]/Resources<</Font<</F1 3 0 R>>>>/Contents {5 + 2 * number} 0 R>>",
             f"<</Length {len(content)}>>\nstream\n{content}\nendstream",
         ]
     trailer = "/Root 1 0 R"

@@ -86,7 +86,7 @@ def test_pages_without_text_are_told_as_such() -> None:
 
 
 def test_letters_are_those_of_the_page() -> None:
-    assert "Größe – “naïve” €" in pages_of(pdf_file(["Größe – “naïve” €"])).text
+    assert "Größe — “naïve” €" in pages_of(pdf_file(["Größe — “naïve” €"])).text
 
 
 @pytest.mark.parametrize(
