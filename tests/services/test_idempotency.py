@@ -85,8 +85,7 @@ async def process(storage: Storage, data_dir: Path) -> AsyncIterator[Process]:
         records=records,
         finalizer=Finalizer(storage, reads, records),
         hooks=HookChain([]),
-        tools=lambda _workspace, _names, _url: {"note": ScriptedTool("note", note)},
-        capture_bytes=lambda _workspace, _tool: 10**6,
+        tools=lambda _workspace, _url: {"note": ScriptedTool("note", note)},
     )
     backend = LocalBackend(runner)
     backends.append(backend)
