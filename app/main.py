@@ -76,6 +76,7 @@ _CORS_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 _CORS_REQUEST_HEADERS: Final = (
     "Authorization",
     "Content-Type",
+    "Idempotency-Key",
     "If-Match",
     "If-None-Match",
     "Last-Event-ID",
@@ -88,6 +89,7 @@ _CORS_RESPONSE_HEADERS: Final = (
     "Content-Disposition",
     "Content-Range",
     "ETag",
+    "Idempotent-Replayed",
     "Location",
     "Preference-Applied",
     "Retry-After",

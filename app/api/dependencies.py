@@ -5,11 +5,12 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, get_origin
 
-from fastapi import Path, Query, Request, Security
+from fastapi import Header, Path, Query, Request, Security
 from fastapi.security import HTTPBearer, SecurityScopes
 from pydantic import AfterValidator
 
 from app.api.errors import NotAcceptable, UnsupportedMediaType
+from app.domain.idempotency import IdempotencyKey
 from app.domain.ids import Prefix, is_id
 from app.domain.json_codec import JsonSyntaxError, JsonValueError, parse
 from app.errors import (
@@ -155,6 +156,23 @@ Wait = Annotated[
     float | None,
     Query(ge=0, allow_inf_nan=False, description="Wait this many seconds for the end, 60 at most whatever is asked."),
 ]
+
+IdempotencyHeader = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        pattern="^[!-~]{1,255}$",
+        description="A name of your own for this request. Sent again with the same body, the request makes nothing new "
+        "and is answered with what the first one made; with another body it is 422 `idempotency_key_reused`.",
+    ),
+]
+REPLAYED: Final = {"Idempotent-Replayed": "true"}
+"""The header of an answer about something an earlier request made."""
+
+
+async def idempotency_key(value: str | None, kind: str, body: Any) -> IdempotencyKey | None:
+    """Return the key of a request; None when it has none. A large body takes a while to hash, so a thread does it."""
+    return None if value is None else await asyncio.to_thread(IdempotencyKey.of, value, kind, body)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar, TypeVarTuple
@@ -12,13 +12,15 @@ import structlog
 
 from app.domain.abort import AbortSignal
 from app.domain.clock import now_ms
+from app.domain.idempotency import IdempotencyKey
 from app.domain.ids import new_id
 from app.domain.workspace import Workspace, WorkspaceOptions, WorkspaceStatus
-from app.errors import AppError, Conflict, NotFound, WorkspaceGone, WorkspaceMoved
+from app.errors import AppError, Conflict, NotFound, Overloaded, WorkspaceGone, WorkspaceMoved
 from app.sandbox.file_pool import FilePool
 from app.services.batches import BatchService
+from app.services.idempotency import key_reused, made_before
 from app.services.workspace_roots import WorkspaceRoots, from_os_error, identity, invalid, lay_in, sweep, take_out
-from app.storage.base import CreateWorkspace, Page, Refused, SetWorkspaceStatus, Storage, UpdateWorkspace
+from app.storage.base import CreateWorkspace, Existing, Page, Refused, SetWorkspaceStatus, Storage, UpdateWorkspace
 from app.storage.read_pool import ReadPool
 from app.storage.record_writer import RecordWriter
 
@@ -31,6 +33,8 @@ SHORTEST_PAUSE_SECONDS: Final = 0.1
 # Nobody writes to a temporary file for this long and still needs it.
 SWEEP_SECONDS: Final = 5.0
 KNOWN_ROOTS: Final = 4096
+# How long a request to make a workspace waits for the one before it with the same idempotency key.
+SAME_KEY_SECONDS: Final = 30.0
 
 A = TypeVarTuple("A")
 R = TypeVar("R")
@@ -49,6 +53,14 @@ class WorkspaceRequest:
     ttl_seconds: int | None
     trusted: bool
     root: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """A workspace. `attached`: an earlier request made it, and it is shown as it is now."""
+
+    workspace: Workspace
+    attached: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +112,34 @@ class WorkspaceService:
         self._known: dict[str, _KnownRoot] = {}
         self._expiries: dict[str, int] = {}
         self._interrupted: dict[str, Workspace] = {}
+        self._creating: dict[tuple[str, str], asyncio.Future[None]] = {}
         self._wake = asyncio.Event()
 
     # -- use cases ----------------------------------------------------------------------------------------------------
 
-    async def create(self, request: WorkspaceRequest, *, owner: str) -> Workspace:
+    async def create(
+        self, request: WorkspaceRequest, *, owner: str, idempotency: IdempotencyKey | None = None
+    ) -> Created:
         """Make a workspace with its files, or adopt a directory. After an error nothing of it is left.
 
+        Of requests with one idempotency key the first makes the workspace and the others attach to it.
+
         Raises:
+            IdempotencyKeyReused: the key came with another request before.
+            WorkspaceGone: the key's workspace was deleted or has expired.
             InvalidRequest: an option the server does not grant, a path or a root that cannot be.
             Conflict: the root is equal to, inside or around another workspace's; a file exists in an adopted one.
             NoSpace, Overloaded, StorageUnavailable: nothing was made.
         """
+        if idempotency is None:
+            return await self._create(request, owner, None)
+        async with self._alone(owner, idempotency):
+            made = await made_before(self._storage, self._reads, idempotency, owner=owner)
+            if made is not None:
+                return await self._attach(made)
+            return await self._create(request, owner, idempotency)
+
+    async def _create(self, request: WorkspaceRequest, owner: str, idempotency: IdempotencyKey | None) -> Created:
         self._check_options(request.options)
         workspace_id = new_id("ws")
         if request.root is None:
@@ -125,8 +153,10 @@ class WorkspaceService:
             raise from_os_error(error) from error
         workspace = _new_workspace(workspace_id, request, owner, root, laid.identity)
         try:
-            outcome = await self._records.write(CreateWorkspace(workspace), droppable=True)
+            outcome = await self._records.write(CreateWorkspace(workspace, idempotency), droppable=True)
             if isinstance(outcome, Refused):
+                if idempotency is not None and outcome.reason == "key_reused":
+                    raise key_reused(idempotency)
                 raise Conflict(
                     f"{root} is equal to, inside or around the root of another workspace",
                     errors=[{"pointer": "#/root", "code": outcome.reason, "message": "overlaps another workspace"}],
@@ -134,8 +164,36 @@ class WorkspaceService:
         except AppError:
             await self._run(partial(take_out, root, laid, made=managed))
             raise
+        if isinstance(outcome, Existing):
+            await self._run(partial(take_out, root, laid, made=managed))
+            return await self._attach(outcome.id)
         self._remember(workspace)
-        return workspace
+        return Created(workspace, attached=False)
+
+    async def _attach(self, workspace_id: str) -> Created:
+        return Created(await self.usable(workspace_id, owner=None), attached=True)
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, owner: str, idempotency: IdempotencyKey) -> AsyncIterator[None]:
+        """Let the requests of one key pass one at a time, so that only one lays its files in.
+
+        In one process: between processes the write alone decides.
+        """
+        name = (owner, idempotency.value)
+        try:
+            async with asyncio.timeout(SAME_KEY_SECONDS):
+                while name in self._creating:
+                    await asyncio.wait([self._creating[name]])
+        except TimeoutError:
+            raise Overloaded(
+                "an earlier request with this Idempotency-Key is still being served; send it again in a moment"
+            ) from None
+        passed = self._creating[name] = asyncio.get_running_loop().create_future()
+        try:
+            yield
+        finally:
+            del self._creating[name]
+            passed.set_result(None)
 
     async def get(self, workspace_id: str, *, owner: str | None) -> Workspace:
         """Return a workspace, gone or not.

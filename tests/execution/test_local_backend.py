@@ -83,7 +83,8 @@ def request(*names: str, tool: str = "gate", **changes: Any) -> BatchRequest:
 
 
 async def submit(service: BatchService, workspace: Workspace, *names: str, **changes: Any) -> Batch:
-    return await service.submit(workspace.id, request(*names, **changes), owner="env", request_id="req-1")
+    submitted = await service.submit(workspace.id, request(*names, **changes), owner="env", request_id="req-1")
+    return submitted.batch
 
 
 async def test_a_batch_runs_to_its_stored_end(storage):
@@ -131,7 +132,7 @@ async def test_cancelling_a_running_batch_stops_it_and_keeps_what_ended(storage)
         async with serving(records, ScriptedTool("gate", gate.run, mode="sequential"), quick) as (_, service, _):
             calls = (CallRequest("a", "quick", {}), CallRequest("b", "gate", {"n": "b"}), CallRequest("c", "quick", {}))
             workspace = await records.workspace()
-            batch = await service.submit(workspace.id, BatchRequest(calls), owner="env", request_id="r")
+            batch = (await service.submit(workspace.id, BatchRequest(calls), owner="env", request_id="r")).batch
             await gate.until(1)
             await service.cancel(batch.id, owner=None)
             done = await service.get(batch.id, owner=None, wait=60)
