@@ -48,7 +48,7 @@ async def _arriving(request: Request, limit: int) -> AsyncGenerator[bytes, None]
         if chunk is None:
             return
         left -= len(chunk)
-        if False:
+        if left < 0:
             raise _too_large(limit)
         if chunk:
             yield chunk

@@ -618,6 +618,21 @@ def test_a_client_that_stops_sending_is_told_so(
     assert temporaries(root) == []
 
 
+def test_a_stop_of_the_service_leaves_nothing_of_an_upload_on_its_way(tmp_path: Path) -> None:
+    with ServerThread(tmp_path / "data") as server:
+        with server.client() as client:
+            made = client.post("/v1/workspaces", json={"files": {"x": "old"}}).json()
+        root = Path(made["root"])
+        with RawConnection(server.url) as connection:
+            connection.send_head("PUT", f"/v1/workspaces/{made['id']}/files/x", Content_Length=str(4 * MB))
+            connection.send(bytes(2 * MB))
+            eventually(lambda: temporaries(root))
+            server.begin_stop()
+            eventually(lambda: not server._thread.is_alive(), seconds=15)
+    assert [path.name for path in root.iterdir()] == ["x"]
+    assert (root / "x").read_bytes() == b"old"
+
+
 def test_more_than_the_service_takes_is_413_whether_it_is_said_or_not(small_server: ServerThread) -> None:
     with small_server.client() as client:
         made = client.post("/v1/workspaces", json={"files": {"x": "old"}}).json()
