@@ -92,7 +92,7 @@ install_all() {
 }
 endef
 
-.PHONY: help run test check format bench lock setup clean
+.PHONY: help run test check format docs bench lock setup clean
 
 help:
 	@echo "make run      set up what is needed and serve on 127.0.0.1:8080 (settings: docs/configuration.md)"
@@ -119,6 +119,9 @@ check: $(DEV_STAMP)
 format: $(DEV_STAMP)
 	@$(BIN)/python -m ruff format .
 	$(BIN)/python -m ruff check --fix .
+
+docs: $(DEV_STAMP)
+	@$(BIN)/python -m docs.generate_tools
 
 bench: $(DEV_STAMP)
 	@exec $(BIN)/python -m bench $(ARGS)

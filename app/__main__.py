@@ -5,7 +5,8 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Final
 
@@ -20,10 +21,11 @@ from app.main import create_app, create_key, migrate
 from app.settings import Settings, unknown_variables, variable
 from app.telemetry import configure_logging
 
-# Together with the last commits of the lifespan this stays below 9 s.
+# Together with the last commits of the lifespan this stays below `EXIT_SECONDS`, the last resort for what hangs.
 GRACE_SECONDS: Final = 5.0
-DRAIN_SECONDS: Final = 7.0
+DRAIN_SECONDS: Final = 6.5
 CLOSE_SECONDS: Final = 1
+EXIT_SECONDS: Final = 8.9
 KEEP_ALIVE_SECONDS: Final = 75
 
 _log = structlog.get_logger(__name__)
@@ -53,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif asked.command == "key":
             sys.stdout.write(create_key(settings, asked.name) + "\n")
         else:
-            _serve(settings)
+            return _serve(settings)
     except ConfigurationError as error:
         sys.stderr.write(f"toolcrib: {error}\n")
         return 2
@@ -64,11 +66,23 @@ class Server(uvicorn.Server):
     """A server that drains before it closes.
 
     The first signal turns new work away and gives batches that run 5 s, in which their streams stay open; a second one
-    skips that. Only when every batch has ended, or 7 s are over, are connections closed.
+    skips that. Only when every batch has ended, or 6.5 s are over, are connections closed.
+
+    Args:
+        new_token: the token of a key that was just made, to be shown.
+        on_stop: called once, in the signal handler, when the server is told to stop.
     """
 
-    def __init__(self, config: uvicorn.Config, services: Services, new_token: str | None) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        services: Services,
+        *,
+        new_token: str | None = None,
+        on_stop: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(config)
+        self._on_stop = on_stop
         self._services = services
         self._new_token = new_token
         self._loop = asyncio.get_running_loop()
@@ -92,7 +106,9 @@ class Server(uvicorn.Server):
         self._services.readiness.draining = True
         if self._told_to_stop:
             self._loop.call_soon_threadsafe(self._services.batches.abort)
+            return
         self._told_to_stop = True
+        self._on_stop()
 
     async def on_tick(self, counter: int) -> bool:
         if not self._told_to_stop:
@@ -108,7 +124,8 @@ class Server(uvicorn.Server):
         return True
 
 
-def _serve(settings: Settings) -> None:
+def _serve(settings: Settings) -> int:
+    """Serve until told to stop; return the exit status, 1 when the service had to give up."""
     with _bind(settings) as listener:
         app = create_app(settings)
         config = uvicorn.Config(
@@ -124,6 +141,8 @@ def _serve(settings: Settings) -> None:
         )
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             runner.run(_serve_until_stopped(settings, app, config, listener))
+    services: Services = app.state.services
+    return 1 if services.readiness.broken else 0
 
 
 async def _serve_until_stopped(
@@ -133,9 +152,19 @@ async def _serve_until_stopped(
     async with app.router.lifespan_context(app):
         services: Services = app.state.services
         token = await _first_key(settings, services)
-        server = Server(config, services, token)
+        server = Server(config, services, new_token=token, on_stop=_exit_in_time)
         await server.serve(sockets=[listener])
     _log.info("stopped")
+
+
+def _exit_in_time() -> None:
+    """End the process when it has not ended by itself: a thread that hangs in the kernel would keep it for ever.
+
+    What is stored by then stays stored; the rest is recovered at the next start.
+    """
+    timer = threading.Timer(EXIT_SECONDS, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
 
 
 async def _first_key(settings: Settings, services: Services) -> str | None:

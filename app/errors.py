@@ -105,6 +105,12 @@ class Conflict(AppError):
     code = "conflict"
 
 
+class IdempotencyKeyReused(AppError):
+    """An earlier request had the same `Idempotency-Key` and another body. Nothing was done."""
+
+    code = "idempotency_key_reused"
+
+
 class PreconditionFailed(AppError):
     """The file is not the one the caller's condition names. `currentEtag` is its tag now, None when it has none."""
 

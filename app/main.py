@@ -8,8 +8,9 @@ import asyncio
 import os
 import platform
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import Final
 
 import structlog
@@ -22,17 +23,19 @@ from app.api.errors import add_error_handlers
 from app.api.middleware import FaultBarrier, RequestContext
 from app.api.openapi import build_openapi
 from app.api.routes import batches, calls, files, operations, tools, workspaces
-from app.domain.workspace import CAPTURE_BYTES, Workspace
+from app.domain.abort import AbortReason
 from app.errors import ConfigurationError
 from app.events.log import EventLog
 from app.execution.backends.local import LocalBackend
 from app.execution.finalizer import Finalizer
 from app.execution.recovery import recover
-from app.execution.runner import BatchRunner, ToolFactory
+from app.execution.runner import BatchRunner
 from app.hooks.chain import hook_chain, load_hooks
 from app.sandbox.base import Sandbox, Tier
 from app.sandbox.file_pool import FilePool
+from app.sandbox.local import LocalSandbox
 from app.sandbox.refused import RefusedSandbox
+from app.sandbox.ripgrep import Ripgrep
 from app.sandbox.selection import SandboxMeans, select_sandbox
 from app.services.archives import ArchiveService
 from app.services.batches import BatchService
@@ -50,13 +53,13 @@ from app.storage.instance_lock import InstanceLock
 from app.storage.read_pool import ReadPool
 from app.storage.record_writer import RecordWriter
 from app.storage.sql.storage import SqlStorage
-from app.tools.base import AgentTool
 from app.tools.file_mutation_queue import FileMutationQueue
-from app.tools.registry import ToolsOptions, all_tool_names, create_tool
+from app.tools.powershell import find_powershell
+from app.tools.registry import ToolsOptions, WorkspaceTools
 
 # For what a server that did not drain left running, and for what still waits to be stored.
-END_SECONDS: Final = 1.0
-STORE_SECONDS: Final = 2.0
+END_SECONDS: Final = 0.5
+STORE_SECONDS: Final = 1.0
 
 _DESCRIPTION: Final = (
     "Lends an agent a workspace and tools to work in it: batches of tool calls, streamed as events, kept as records. "
@@ -74,6 +77,7 @@ _CORS_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 _CORS_REQUEST_HEADERS: Final = (
     "Authorization",
     "Content-Type",
+    "Idempotency-Key",
     "If-Match",
     "If-None-Match",
     "Last-Event-ID",
@@ -86,6 +90,7 @@ _CORS_RESPONSE_HEADERS: Final = (
     "Content-Disposition",
     "Content-Range",
     "ETag",
+    "Idempotent-Replayed",
     "Location",
     "Preference-Applied",
     "Retry-After",
@@ -95,12 +100,19 @@ _CORS_RESPONSE_HEADERS: Final = (
 _log = structlog.get_logger(__name__)
 
 
-def create_app(settings: Settings) -> FastAPI:
-    """Return the application; its lifespan builds `app.state.services` and takes them down again."""
+def _stop_process() -> None:
+    signal.raise_signal(signal.SIGTERM)
+
+
+def create_app(settings: Settings, *, stop: Callable[[], None] = _stop_process) -> FastAPI:
+    """Return the application; its lifespan builds `app.state.services` and takes them down again.
+
+    `stop` is called on the event loop when the service can no longer do its work and has to end.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with running(settings) as services:
+        async with running(settings, stop) as services:
             app.state.services = services
             yield
 
@@ -135,7 +147,7 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Services]:
+async def running(settings: Settings, stop: Callable[[], None] = _stop_process) -> AsyncIterator[Services]:
     """Build everything, recover what a crash left, and take it all down again.
 
     Raises:
@@ -149,14 +161,24 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
         stack.callback(storage.close)
         reads = ReadPool()
         stack.callback(reads.close)
+        readiness = Readiness(storage, reads, settings.data_dir)
 
         # The log asks the backend, which writes to the log: one of the two has to come second.
         backends: list[LocalBackend] = []
         log = EventLog(storage, reads, is_local=lambda batch_id: any(made.is_local(batch_id) for made in backends))
+
+        def give_up(error: BaseException) -> None:
+            # Nothing can be stored any more, so nothing may run.
+            _log.critical("record_writer_died", exc_info=error)
+            readiness.broken = True
+            for made in backends:
+                made.stop_all(AbortReason.INTERRUPTED)
+            stop()
+
         records = RecordWriter(
             storage,
             on_commit=log.committed,
-            on_death=_give_up,
+            on_death=give_up,
             ballast=None if settings.database_url is not None else Ballast(settings.data_dir / "ballast"),
         )
         records.start()
@@ -168,6 +190,17 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
         mutations = FileMutationQueue()
         sandbox = await _sandbox(settings)
         stack.push_async_callback(sandbox.close)
+        # Searching runs no code of a caller, so it works where commands are refused.
+        searching = sandbox if isinstance(sandbox, LocalSandbox) else LocalSandbox()
+        stack.push_async_callback(searching.close)
+        ripgrep = Ripgrep(searching)
+        shared = ToolsOptions(
+            sandbox=sandbox,
+            files=file_pool,
+            mutations=mutations,
+            ripgrep=ripgrep,
+            powershell=None if settings.powershell is None else str(settings.powershell),
+        )
         finalizer = Finalizer(storage, reads, records)
         runner = BatchRunner(
             storage=storage,
@@ -175,8 +208,7 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
             records=records,
             finalizer=finalizer,
             hooks=hook_chain(load_hooks()),
-            tools=_tool_factory(sandbox, file_pool, mutations),
-            capture_bytes=_capture_bytes,
+            tools=partial(WorkspaceTools, shared),
         )
         backend = LocalBackend(runner)
         backends.append(backend)
@@ -203,12 +235,14 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
             archives=ArchiveService(access, max_bytes=settings.max_upload_bytes),
             batches=batch_service,
             tools=ToolCatalog(),
-            readiness=Readiness(storage, reads, settings.data_dir),
+            readiness=readiness,
             about=About(
                 version=__version__,
                 python=platform.python_version(),
                 database="sqlite" if settings.database_url is None else "postgresql",
                 sandbox=sandbox.report.to_json(),
+                ripgrep=await ripgrep.version(),
+                powershell=find_powershell(shared.powershell) is not None,
             ),
         )
         await workspace_service.recover()
@@ -309,33 +343,6 @@ async def _sandbox(settings: Settings) -> Sandbox:
     if os.geteuid() == 0:
         _log.warning("commands_run_as_root", tier=report.tier)
     return sandbox
-
-
-def _tool_factory(sandbox: Sandbox, files: FilePool, mutations: FileMutationQueue) -> ToolFactory:
-    def make(
-        workspace: Workspace, names: frozenset[str], output_url: Callable[[str], str | None]
-    ) -> Mapping[str, AgentTool]:
-        options = ToolsOptions(
-            options=workspace.options,
-            sandbox=sandbox,
-            files=files,
-            mutations=mutations,
-            root_identity=(workspace.root_device, workspace.root_inode),
-            output_url=output_url,
-        )
-        return {name: create_tool(name, workspace.root, options) for name in names if name in all_tool_names}
-
-    return make
-
-
-def _capture_bytes(workspace: Workspace, tool: str) -> int:
-    return workspace.options.bash.capture_bytes if tool == "bash" else CAPTURE_BYTES
-
-
-def _give_up(error: BaseException) -> None:
-    # Nothing can be stored any more, so nothing may run: the server takes this as its order to stop.
-    _log.critical("record_writer_died", exc_info=error)
-    signal.raise_signal(signal.SIGTERM)
 
 
 async def _end_batches(service: BatchService) -> None:

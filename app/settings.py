@@ -37,6 +37,7 @@ class Settings(BaseSettings):
     sandbox: Literal["auto", "namespace", "landlock", "process"] = "auto"
     sandbox_readable: Annotated[tuple[Path, ...], NoDecode] = ()
     bwrap: Path | None = None
+    powershell: Path | None = None
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     log_level: LogLevel = "info"
     log_format: LogFormat = "auto"
@@ -96,6 +97,13 @@ class Settings(BaseSettings):
             raise PydanticCustomError("bwrap", "there is no program")
         if value.stat().st_mode & stat.S_ISUID:
             raise PydanticCustomError("bwrap", "the program is setuid, which is not used")
+        return value
+
+    @field_validator("powershell")
+    @classmethod
+    def _can_be_run(cls, value: Path | None) -> Path | None:
+        if value is not None and not (value.is_absolute() and value.is_file() and os.access(value, os.X_OK)):
+            raise PydanticCustomError("powershell", "{path} is no program", {"path": str(value)})
         return value
 
     @field_validator("workspace_roots", "sandbox_readable", mode="before")

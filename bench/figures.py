@@ -23,6 +23,7 @@ from app.sandbox.namespace import find_bwrap
 from app.sandbox.process import run_command
 from app.sandbox.selection import SandboxMeans, select_sandbox
 from bench.http_client import encode_request
+from bench.large_file import large_file
 from bench.report import Figure
 from bench.servers import API_KEY, Server, floor, popen_milliseconds, toolcrib
 
@@ -225,6 +226,7 @@ FIGURES: dict[str, Callable[[Scale, Path], Iterator[Figure]]] = {
     "output-memory": output_memory,
     "read-memory": read_memory,
     "first-delta": first_delta,
+    "large-file": lambda scale, data_dir: large_file(scale.output_bytes, scale.repeats, data_dir),
 }
 
 

@@ -4,6 +4,7 @@ Files are written by commands and models, so none of them may act in the origin 
 file also carries `Content-Security-Policy: sandbox` and `nosniff`; this is the second lock on the same door.
 """
 
+import codecs
 import mimetypes
 from pathlib import PurePosixPath
 from typing import Final
@@ -16,13 +17,12 @@ _SHOWN: Final = ("text/", "image/", "audio/", "video/", "application/json")
 _ACTIVE: Final = frozenset({"text/html", "text/xml", "text/css", "text/javascript", "text/xsl", "text/cache-manifest"})
 # What a type of text may be that the tables give something else for: MPEG transport streams are rare in workspaces.
 _TEXTS: Final = {".ts": "text/plain", ".mts": "text/plain", ".md": "text/markdown", ".jsonl": "text/plain"}
-_CHARACTER_BYTES: Final = 4
 
 
-def content_headers(path: str, head: bytes) -> dict[str, str]:
-    """Return the headers that tell what a file is, from its name and its first bytes."""
+def content_headers(path: str, head: bytes, *, whole: bool) -> dict[str, str]:
+    """Return the headers that tell what a file is, from its name and its first bytes; `whole`: there are no others."""
     name = PurePosixPath(path).name
-    kind = _kind(name, head)
+    kind = _kind(name, head, whole=whole)
     headers = {"Content-Type": kind, "Content-Security-Policy": "sandbox"}
     bare = kind.partition(";")[0]
     if not bare.startswith(_SHOWN) or bare in _ACTIVE or bare.endswith("+xml"):
@@ -37,10 +37,10 @@ def disposition(name: str) -> str:
     return f'attachment; filename="{plain}"{extended}'
 
 
-def _kind(name: str, head: bytes) -> str:
+def _kind(name: str, head: bytes, *, whole: bool) -> str:
     suffix = PurePosixPath(name).suffix.lower()
     kind = _TEXTS.get(suffix) or _TYPES.get(suffix)
-    text = _is_text(head)
+    text = _is_text(head, whole=whole)
     if kind is None:
         return "text/plain; charset=utf-8" if text else _OCTETS
     if kind.startswith("text/") or kind == "application/json":
@@ -51,14 +51,12 @@ def _kind(name: str, head: bytes) -> str:
     return kind
 
 
-def _is_text(head: bytes) -> bool:
-    """Whether these first bytes of a file are UTF-8 without NUL; a character that is cut off at the end is fine."""
+def _is_text(head: bytes, *, whole: bool) -> bool:
+    """Whether these first bytes of a file are UTF-8 without NUL; a character may be cut off where they end."""
     if b"\0" in head:
         return False
-    for cut in range(min(_CHARACTER_BYTES, len(head) + 1)):
-        try:
-            head[: len(head) - cut].decode()
-        except UnicodeDecodeError:
-            continue
-        return True
-    return False
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head, final=whole)
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -3,13 +3,14 @@
 import asyncio
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, get_origin
 
-from fastapi import Path, Query, Request, Security
+from fastapi import Header, Path, Query, Request, Security
 from fastapi.security import HTTPBearer, SecurityScopes
 from pydantic import AfterValidator
 
 from app.api.errors import NotAcceptable, UnsupportedMediaType
+from app.domain.idempotency import IdempotencyKey
 from app.domain.ids import Prefix, is_id
 from app.domain.json_codec import JsonSyntaxError, JsonValueError, parse
 from app.errors import (
@@ -45,6 +46,8 @@ class About:
     python: str
     database: str
     sandbox: dict[str, object]
+    ripgrep: str | None
+    powershell: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ class ApiKey(HTTPBearer):
             if scope not in caller.scopes:
                 raise Forbidden(f"the API key lacks the scope {scope}", scope=scope)
         if request.scope["query_string"]:
-            _refuse_unknown_parameters(request)
+            _refuse_odd_parameters(request)
         return caller
 
 
@@ -98,24 +101,30 @@ Reader = Annotated[Caller, Security(_api_key, scopes=["read"])]
 Writer = Annotated[Caller, Security(_api_key, scopes=["write"])]
 
 
-def _refuse_unknown_parameters(request: Request) -> None:
-    # A filter that is not applied would give a wrong answer.
-    known = _query_names(request)
-    unknown = [name for name in request.query_params if name not in known]
-    if unknown:
-        has = f"it has {', '.join(sorted(known))}" if known else "it has none"
-        errors = [
-            {"parameter": name, "code": "unknown_parameter", "message": f"no such parameter; {has}"} for name in unknown
-        ]
-        raise InvalidRequest(f"there is no query parameter {unknown[0]} here, {has}", errors=errors)
+def _refuse_odd_parameters(request: Request) -> None:
+    """Refuse a parameter the route does not have or that is given twice: what is not applied gives a wrong answer."""
+    lists = _query_parameters(request)
+    given = [name for name, _ in request.query_params.multi_items()]
+    has = f"it has {', '.join(sorted(lists))}" if lists else "it has none"
+    errors = [
+        {"parameter": name, "code": "unknown_parameter", "message": f"there is no such parameter, {has}"}
+        if name not in lists
+        else {"parameter": name, "code": "repeated_parameter", "message": "give it once"}
+        for name in dict.fromkeys(given)
+        if not lists.get(name, False) and (name not in lists or given.count(name) > 1)
+    ]
+    if errors:
+        raise InvalidRequest(f"query parameter {errors[0]['parameter']}: {errors[0]['message']}", errors=errors)
 
 
-def _query_names(request: Request) -> set[str]:
+def _query_parameters(request: Request) -> dict[str, bool]:
+    """Return the names of the route's query parameters, and whether each is a list."""
     dependants = [request.scope["route"].dependant]
-    names: set[str] = set()
+    names: dict[str, bool] = {}
     while dependants:
         dependant = dependants.pop()
-        names.update(field.alias for field in dependant.query_params)
+        for field in dependant.query_params:
+            names[field.alias] = get_origin(field.field_info.annotation) is list
         dependants += dependant.dependencies
     return names
 
@@ -147,6 +156,23 @@ Wait = Annotated[
     float | None,
     Query(ge=0, allow_inf_nan=False, description="Wait this many seconds for the end, 60 at most whatever is asked."),
 ]
+
+IdempotencyHeader = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        pattern="^[!-~]{1,255}$",
+        description="A name of your own for this request. Sent again with the same body, the request makes nothing new "
+        "and is answered with what the first one made; with another body it is 422 `idempotency_key_reused`.",
+    ),
+]
+REPLAYED: Final = {"Idempotent-Replayed": "true"}
+"""The header of an answer about something an earlier request made."""
+
+
+async def idempotency_key(value: str | None, kind: str, body: Any) -> IdempotencyKey | None:
+    """Return the key of a request; None when it has none. A large body takes a while to hash, so a thread does it."""
+    return None if value is None else await asyncio.to_thread(IdempotencyKey.of, value, kind, body)
 
 
 @dataclass(frozen=True, slots=True)

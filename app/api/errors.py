@@ -47,6 +47,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "unsupported_media_type": Kind(415, "The body is encoded in a way that is not supported"),
     "range_not_satisfiable": Kind(416, "The range lies past the end"),
     "invalid_request": Kind(422, "The request does not fit"),
+    "idempotency_key_reused": Kind(422, "The Idempotency-Key belongs to another request"),
     "internal": Kind(500, "The service failed"),
     "overloaded": Kind(503, "The service cannot take more now", retry_after=1),
     "not_ready": Kind(503, "The service is not ready", retry_after=1),

@@ -441,6 +441,8 @@ class VersionBody(ResponseModel):
     python: str
     database: str
     sandbox: SandboxBody
+    ripgrep: Annotated[str | None, Field(description="Its version; null when it was not found and grep cannot run.")]
+    powershell: Annotated[bool, Field(description="Whether PowerShell 7 was found.")]
     tools: list[str]
 
 

@@ -11,7 +11,7 @@ from python_multipart.multipart import MultipartParser, MultipartState, parse_op
 
 from app.api.dependencies import refuse_encoded
 from app.api.errors import BadRequest, UnsupportedMediaType
-from app.errors import PayloadTooLarge
+from app.errors import AppError, PayloadTooLarge
 from app.services.files import Part
 
 IDLE_SECONDS: Final = 60.0
@@ -85,6 +85,7 @@ class _Form:
 
     def __init__(self, boundary: bytes) -> None:
         self.found: deque[_Start | bytes | None] = deque()
+        self.error: AppError | None = None
         self._count = 0
         self._field = b""
         self._value = b""
@@ -105,10 +106,13 @@ class _Form:
         )
 
     def feed(self, data: bytes) -> None:
+        """Parse more of the body. What is wrong with it is kept: what comes before that is taken first."""
         try:
             self._parser.write(data)
         except FormParserError as error:
-            raise BadRequest(f"the form is not well formed: {error}") from None
+            self.error = BadRequest(f"the form is not well formed: {error}")
+        except PayloadTooLarge as error:
+            self.error = error
 
     def end(self) -> None:
         if self._parser.state is not MultipartState.END:
@@ -179,6 +183,8 @@ async def _found(form: _Form, body: AsyncIterator[bytes]) -> AsyncGenerator["_St
     while True:
         while form.found:
             yield form.found.popleft()
+        if form.error is not None:
+            raise form.error
         data = await anext(body, None)
         if data is None:
             form.end()

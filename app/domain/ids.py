@@ -14,8 +14,10 @@ Prefix = Literal["ws", "batch", "call", "key", "req"]
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS: Final = tuple(a + b for a in _ALPHABET for b in _ALPHABET)
 _BODY: Final = re.compile(r"[0-7][0-9a-hjkmnp-tv-z]{25}\Z")
+_RANDOM_BYTES: Final = 4096
 _lock = threading.Lock()
 _last = 0
+_random = b""
 
 
 def new_id(prefix: Prefix) -> str:
@@ -37,14 +39,18 @@ def first_id(prefix: Prefix, at: int) -> str:
 def _uuid7() -> int:
     # RFC 9562 §5.7 with method 3 of §6.2: 12 bits of sub-millisecond time after the version, then 62 random bits.
     # One more than the last value when the clock did not move, so that order within a process is total.
-    global _last  # noqa: PLW0603 - the state of the generator, under its lock
+    # Random bytes are drawn in blocks: a system call for each id costs more than all the rest.
+    global _last, _random  # noqa: PLW0603 - the state of the generator, under its lock
     nanoseconds = time.time_ns()
     milliseconds, rest = divmod(nanoseconds, 1_000_000)
     stamp = (milliseconds << 12) | (rest * 4096 // 1_000_000)
     with _lock:
         stamp = max(stamp, _last + 1)
         _last = stamp
-    random = int.from_bytes(os.urandom(8)) & ((1 << 62) - 1)
+        if not _random:
+            _random = os.urandom(_RANDOM_BYTES)
+        drawn, _random = _random[:8], _random[8:]
+    random = int.from_bytes(drawn) & ((1 << 62) - 1)
     return ((stamp >> 12) << 80) | (0x7 << 76) | ((stamp & 0xFFF) << 64) | (0x2 << 62) | random
 
 

@@ -52,6 +52,11 @@ def dump(value: Any) -> bytes:
     return orjson.dumps(value)
 
 
+def canonical(value: Any) -> bytes:
+    """Return the JSON text that is the same for every order of an object's members; raises what `dump` raises."""
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+
+
 def check_depth(value: Any) -> None:
     """Raise JsonValueError when lists and objects nest deeper than `MAX_DEPTH`."""
     level = [value]

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
+from app.domain.encodings import find_encoding, unknown_encoding
 from app.domain.tool_call import ExecutionMode
 
 READ_MAX_BYTES: Final = 1_000_000
@@ -48,6 +49,13 @@ class ReadOptions(OptionsModel):
     encoding: str | None = None
     line_numbers: bool = True
     execution_mode: ExecutionMode = "parallel"
+
+    @field_validator("encoding")
+    @classmethod
+    def _known_encoding(cls, value: str | None) -> str | None:
+        if value is not None and find_encoding(value) is None:
+            raise ValueError(unknown_encoding(value))
+        return value
 
 
 class WriteOptions(OptionsModel):
@@ -131,6 +139,11 @@ class WorkspaceOptions(OptionsModel):
         group = getattr(self, tool, None) if tool in type(self).model_fields else None
         mode: ExecutionMode | None = getattr(group, "execution_mode", None)
         return mode
+
+    def capture_bytes(self, tool: str) -> int:
+        """Return how many bytes of a tool's output are kept."""
+        group = {"bash": self.bash, "powershell": self.powershell}.get(tool)
+        return CAPTURE_BYTES if group is None else group.capture_bytes
 
     def to_json(self) -> dict[str, Any]:
         """Return the effective options, defaults included."""

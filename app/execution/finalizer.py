@@ -25,12 +25,12 @@ class Finalizer:
 
     async def claim(self, batch_id: str) -> Batch | None:
         """Take a batch over and return it with its calls; None when it is terminal or somebody else was quicker."""
-        batch = await self._reads.run(self._storage.batch, batch_id)
+        batch = await self._reads.run_patiently(self._storage.batch, batch_id)
         if batch is None or batch.status.terminal:
             return None
         if not isinstance(await self._records.write(ClaimBatch(batch_id, batch.epoch)), Applied):
             return None
-        return await self._reads.run(self._storage.batch, batch_id)
+        return await self._reads.run_patiently(self._storage.batch, batch_id)
 
     async def finalize(self, batch: Batch, reason: AbortReason) -> None:
         """End a claimed batch that nothing runs; return once its end is stored."""

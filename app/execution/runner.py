@@ -25,19 +25,13 @@ _log = structlog.get_logger(__name__)
 class ToolFactory(Protocol):
     """Makes the tools of a workspace for one batch."""
 
-    def __call__(
-        self, workspace: Workspace, names: frozenset[str], output_url: Callable[[str], str | None]
-    ) -> Mapping[str, AgentTool]:
+    def __call__(self, workspace: Workspace, output_url: Callable[[str], str | None]) -> Mapping[str, AgentTool]:
         """Return every tool of the workspace by name; `output_url` gives a URL for a caller's call id."""
         ...
 
 
 class BatchRunner:
-    """Runs batches this process owns; each exactly once, to exactly one terminal status.
-
-    Args:
-        capture_bytes: how many bytes of a tool's output are kept, for a workspace and a tool's name.
-    """
+    """Runs batches this process owns; each exactly once, to exactly one terminal status."""
 
     def __init__(
         self,
@@ -48,7 +42,6 @@ class BatchRunner:
         finalizer: Finalizer,
         hooks: HookChain,
         tools: ToolFactory,
-        capture_bytes: Callable[[Workspace, str], int],
     ) -> None:
         self._storage = storage
         self._reads = reads
@@ -56,38 +49,43 @@ class BatchRunner:
         self._finalizer = finalizer
         self._hooks = hooks
         self._tools = tools
-        self._capture_bytes = capture_bytes
 
-    async def run(self, batch: Batch, control: BatchControl, workspace: Workspace | None = None) -> None:
+    async def run(self, batch: Batch, control: BatchControl) -> None:
         """Run one batch to its end and return when that is stored.
 
         A batch that another owner has taken over is stopped and left to it.
         """
-        if workspace is None:
-            workspace = await self._reads.run(self._storage.workspace, batch.workspace_id)
-        if workspace is None:  # the foreign key forbids it
+        found = await self._reads.run_patiently(self._storage.workspace, batch.workspace_id)
+        if found is None:  # the foreign key forbids it
             raise LookupError(f"batch {batch.id} has no workspace")
-        owner = workspace
+        workspace = found
         writer = BatchWriter(
             batch,
             self._records,
-            capture_bytes=lambda tool: self._capture_bytes(owner, tool),
+            capture_bytes=workspace.options.capture_bytes,
             on_fenced=lambda: control.abort(AbortReason.INTERRUPTED),
         )
         try:
             await self._run(batch, workspace, control, writer)
         except Fenced:
             _log.warning("batch_fenced", batch_id=batch.id)
-            if writer.failure is not None and not isinstance(writer.failure, Fenced):
-                # A row could not be stored and the batch is still this process's: it must end all the same.
-                claimed = await self._finalizer.claim(batch.id)
-                if claimed is not None:
-                    await self._finalizer.finalize(claimed, AbortReason.INTERRUPTED)
+            if writer.failure is None or isinstance(writer.failure, Fenced):
+                return
+            await self._end(batch)
+        except Exception:  # noqa: BLE001 - whatever it is, the batch ends
+            _log.exception("batch_failed", batch_id=batch.id)
+            await self._end(batch)
+
+    async def _end(self, batch: Batch) -> None:
+        # A row could not be stored, or there is a bug here: the batch is still this process's and has to end.
+        claimed = await self._finalizer.claim(batch.id)
+        if claimed is not None:
+            await self._finalizer.finalize(claimed, AbortReason.INTERRUPTED)
 
     async def _run(self, batch: Batch, workspace: Workspace, control: BatchControl, writer: BatchWriter) -> None:
         calls = [record.to_call() for record in batch.calls]
         urls = {call.tool_call_id: f"/v1/calls/{call.id}/output" for call in calls}
-        tools = self._tools(workspace, frozenset(call.tool_name for call in calls), urls.get)
+        tools = self._tools(workspace, urls.get)
         mode = effective_mode(batch.execution_mode, tools, calls)
         executor = Executor(
             workspace=workspace, batch=batch, tools=tools, hooks=self._hooks, sink=writer, control=control
@@ -100,13 +98,15 @@ class BatchRunner:
         finally:
             if timer is not None:
                 timer.cancel()
+        status = _status(control, execution)
         await writer.batch_ended(
-            _status(control, execution),
+            status,
             execution.summary,
             mode,
             has_errors=execution.has_errors,
             terminate=execution.terminate,
         )
+        _log.info("batch", workspace_id=workspace.id, status=status.value, **execution.summary.to_json())
 
 
 def _status(control: BatchControl, execution: Execution) -> BatchStatus:

@@ -5,6 +5,7 @@ after hook that does so turns that one result into an error that still carries t
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,8 @@ from app.errors import ErrorCode, ToolError
 from app.tools.base import ToolDefinition
 
 HOOK_SECONDS: Final = 10.0
+
+_NO_LIMIT: Final = contextlib.nullcontext()
 
 _log = structlog.get_logger(__name__)
 
@@ -117,14 +120,15 @@ class HookChain:
     Args:
         hooks: in the order they run.
         seconds: how long one hook may take.
-        quiet: names of hooks that leave no trace when they let a call pass.
+        built_in: which of them are the service's own: they leave no trace when they let a call pass, and have no time
+            limit, as they wait for nothing.
     """
 
     def __init__(
-        self, hooks: Sequence[Hook], *, seconds: float = HOOK_SECONDS, quiet: frozenset[str] = frozenset()
+        self, hooks: Sequence[Hook], *, seconds: float = HOOK_SECONDS, built_in: frozenset[Hook] = frozenset()
     ) -> None:
         self._seconds = seconds
-        self._quiet = quiet
+        self._built_in = built_in
         # A hook that does not override a phase is not asked in it.
         self._before = [hook for hook in hooks if type(hook).before_tool_call is not Hook.before_tool_call]
         self._after = [hook for hook in hooks if type(hook).after_tool_call is not Hook.after_tool_call]
@@ -141,13 +145,14 @@ class HookChain:
             started = time.monotonic()
             action, reason = "none", None
             try:
-                async with asyncio.timeout(self._seconds):
-                    verdict = await hook.before_tool_call(replace(context, arguments=answer.arguments))
+                async with self._limit(hook):
+                    verdict = await hook.before_tool_call(context)
                 if isinstance(verdict, Block):
                     action, reason = "block", verdict.reason
                     answer.block = verdict
                 elif isinstance(verdict, Rewrite):
                     answer.arguments = validate(dict(verdict.arguments))
+                    context = replace(context, arguments=answer.arguments)
                     action, reason = "rewrite", verdict.reason
                 elif verdict is not None:
                     raise TypeError(f"a before hook returns Block, Rewrite or None, not {type(verdict).__name__}")  # noqa: TRY301 - one place makes the answer
@@ -159,7 +164,7 @@ class HookChain:
                     code=ErrorCode.HOOK_FAILED,
                 )
                 _log.warning("hook_failed", hook=hook.name, phase="before", reason=reason)
-            self._trace(answer.traces, hook.name, "before", action, reason, started)
+            self._trace(answer.traces, hook, "before", action, reason, started)
             if answer.block is not None:
                 break
         return answer
@@ -171,13 +176,12 @@ class HookChain:
             started = time.monotonic()
             action, reason = "none", None
             try:
-                async with asyncio.timeout(self._seconds):
-                    patch = await hook.after_tool_call(
-                        replace(context, result=answer.result, is_error=answer.result.is_error)
-                    )
+                async with self._limit(hook):
+                    patch = await hook.after_tool_call(context)
                 if isinstance(patch, Patch):
                     action, reason = "patch", patch.reason
                     answer.result = _patched(answer.result, patch)
+                    context = replace(context, result=answer.result, is_error=answer.result.is_error)
                 elif patch is not None:
                     raise TypeError(f"an after hook returns Patch or None, not {type(patch).__name__}")  # noqa: TRY301 - one place makes the answer
             except Exception as error:  # noqa: BLE001 - whatever a hook raises becomes a result, here
@@ -187,16 +191,20 @@ class HookChain:
                 answer.result = replace(
                     answer.result, content=[*answer.result.content, *text_content(note)], is_error=True
                 )
+                context = replace(context, result=answer.result, is_error=True)
                 _log.warning("hook_failed", hook=hook.name, phase="after", reason=reason)
-            self._trace(answer.traces, hook.name, "after", action, reason, started)
+            self._trace(answer.traces, hook, "after", action, reason, started)
         return answer
 
+    def _limit(self, hook: Hook) -> contextlib.AbstractAsyncContextManager[object]:
+        return _NO_LIMIT if hook in self._built_in else asyncio.timeout(self._seconds)
+
     def _trace(
-        self, traces: list[HookTrace], name: str, phase: Any, action: Any, reason: str | None, started: float
+        self, traces: list[HookTrace], hook: Hook, phase: Any, action: Any, reason: str | None, started: float
     ) -> None:
-        if action == "none" and name in self._quiet:
+        if action == "none" and hook in self._built_in:
             return
-        traces.append(HookTrace(name, phase, action, reason, round((time.monotonic() - started) * 1000)))
+        traces.append(HookTrace(hook.name, phase, action, reason, round((time.monotonic() - started) * 1000)))
 
 
 def _patched(result: ToolResult, patch: Patch) -> ToolResult:

@@ -26,9 +26,7 @@ def load_hooks() -> list[Hook]:
 def hook_chain(configured: list[Hook], *, seconds: float = HOOK_SECONDS) -> HookChain:
     """Return the chain in its order: trust, allow-list, configured hooks, telemetry."""
     built_in = (TrustHook(), AllowListHook(), TelemetryHook())
-    return HookChain(
-        [*built_in[:2], *configured, built_in[2]], seconds=seconds, quiet=frozenset(hook.name for hook in built_in)
-    )
+    return HookChain([*built_in[:2], *configured, built_in[2]], seconds=seconds, built_in=frozenset(built_in))
 
 
 def _load(point: EntryPoint) -> Hook:

@@ -1,4 +1,4 @@
-"""Telemetry: one log line per finished call, without its arguments or output."""
+"""Telemetry: one log line per finished call at level debug, without its arguments or output."""
 
 import structlog
 
@@ -11,7 +11,7 @@ class TelemetryHook(Hook):
     name = "telemetry"
 
     async def after_tool_call(self, context: AfterContext) -> Patch | None:
-        _log.info(
+        _log.debug(
             "tool_call",
             workspace_id=context.workspace.id,
             batch_id=context.batch.id,

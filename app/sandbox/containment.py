@@ -228,6 +228,10 @@ class Root:
     ) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        # One that was opened in a thread for a caller who has gone meanwhile has nobody else to close it.
+        self.close()
+
     def close(self) -> None:
         fd, self.fd = self.fd, -1
         if fd >= 0:
@@ -331,10 +335,12 @@ class Root:
         """Resolve a path down to its parent directory and its last name as it stands: a link there is not followed.
 
         Raises:
-            ToolError: `invalid_arguments` when the path ends in no name, as the root does, and those of `open_file`.
+            ToolError: `invalid_arguments` when the path ends in no name, as that of the root, and those of `open_file`.
         """
         parent, _, name = path.raw.rstrip(b"/").rpartition(b"/")
         if name in {b"", b".", b".."}:
+            if path.climbs and self.containment == "workspace":
+                raise _outside(path.shown)
             raise ToolError(ErrorCode.INVALID_ARGUMENTS, f"{path.shown} does not end in the name of a file")
         parent = parent or (b"/" if path.raw.startswith(b"/") else b".")
         try:

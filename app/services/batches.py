@@ -11,17 +11,30 @@ from app.domain.abort import AbortReason
 from app.domain.batch import Batch, BatchStatus, OnDisconnect, OnError, Summary
 from app.domain.clock import now_ms
 from app.domain.events import EventType, OutputStream, StoredEvent
+from app.domain.idempotency import IdempotencyKey
 from app.domain.ids import new_id
 from app.domain.tool_call import CallRecord, CallStatus, ExecutionMode
 from app.errors import NoSpace, NotFound, Overloaded, WorkspaceGone
 from app.events.frames import event_json
 from app.events.log import EventLog, Updates
 from app.execution.backends.base import Backend
-from app.storage.base import Applied, CallFilter, Page, Refused, RequestCancel, Storage, SubmitBatch, WriteOutcome
+from app.services.idempotency import key_reused, made_before
+from app.storage.base import (
+    Applied,
+    CallFilter,
+    Existing,
+    Page,
+    Refused,
+    RequestCancel,
+    Storage,
+    SubmitBatch,
+    WriteOutcome,
+)
 from app.storage.read_pool import ReadPool
 from app.storage.record_writer import RecordWriter
 
-QUEUED_BATCHES: Final = 4096
+INLINE_BYTES: Final = 4 * 1024 * 1024
+"""How many bytes of arguments and results an answer with several calls carries; the rest has its own URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +58,14 @@ class BatchRequest:
     metadata: dict[str, Any] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A batch with its calls. `attached`: an earlier request made it, and it is shown as it is now."""
+
+    batch: Batch
+    attached: bool
+
+
 class BatchService:
     """Submits batches and answers for them. An `owner` of None sees everything."""
 
@@ -58,10 +79,35 @@ class BatchService:
         self._backend = backend
         self.draining = False
 
-    async def submit(self, workspace_id: str, request: BatchRequest, *, owner: str, request_id: str) -> Batch:
-        """Accept a batch: once this returns it is stored, and it will end.
+    async def attach(self, workspace_id: str, idempotency: IdempotencyKey, *, owner: str) -> Batch | None:
+        """Return the batch that the same request made in a workspace, as it is now; None when there is none.
+
+        Neither the state of the workspace nor that of the service matters.
 
         Raises:
+            IdempotencyKeyReused: another request had the key.
+        """
+        made = await made_before(self._storage, self._reads, idempotency, owner=owner, workspace_id=workspace_id)
+        if made is None:
+            return None
+        return await self._reads.run(self._storage.batch, made, inline=INLINE_BYTES)
+
+    async def submit(
+        self,
+        workspace_id: str,
+        request: BatchRequest,
+        *,
+        owner: str,
+        request_id: str,
+        idempotency: IdempotencyKey | None = None,
+    ) -> Submitted:
+        """Accept a batch: once this returns it is stored, and it will end.
+
+        Of requests with one idempotency key the first makes the batch; the others attach to it, nothing runs twice. A
+        request that is refused leaves no key behind.
+
+        Raises:
+            IdempotencyKeyReused: the key came with another request before.
             NotFound, WorkspaceGone: there is no such workspace, or it was deleted or expired.
             Overloaded: the service is draining or its queues are full.
             NoSpace: the disk under the database is full.
@@ -80,14 +126,18 @@ class BatchService:
             if not stored.cancelled() and stored.exception() is None and isinstance(stored.result(), Applied):
                 self._backend.submit(batch)
 
-        stored = self._records.submit(SubmitBatch(batch, start), droppable=True)
+        stored = self._records.submit(SubmitBatch(batch, start, idempotency), droppable=True)
         stored.add_done_callback(take_up)
         outcome = await asyncio.shield(stored)
+        if isinstance(outcome, Existing):
+            return Submitted(await self._batch(outcome.id, None, calls=True), attached=True)
         if isinstance(outcome, Refused):
+            if idempotency is not None and outcome.reason == "key_reused":
+                raise key_reused(idempotency)
             if outcome.reason == "gone":
                 raise WorkspaceGone(f"workspace {workspace_id} was deleted or has expired; its records are kept")
             raise NotFound(f"there is no workspace {workspace_id}")
-        return batch
+        return Submitted(batch, attached=False)
 
     async def get(self, batch_id: str, *, owner: str | None, wait: float = 0) -> Batch:
         """Return a batch with its calls, after waiting up to `wait` seconds for it to end.
@@ -124,7 +174,7 @@ class BatchService:
             NotFound: there is no such batch.
         """
         await self._batch(batch_id, owner, calls=False)
-        await self._records.write(RequestCancel(batch_id, None, now_ms()))
+        await self._records.write(RequestCancel(batch_id, None, now_ms()), droppable=True)
         self._backend.cancel(batch_id)
         return await self._batch(batch_id, owner, calls=True)
 
@@ -136,7 +186,7 @@ class BatchService:
         """
         call = await self.call(call_id, owner=owner)
         if not call.status.terminal:
-            await self._records.write(RequestCancel(call.batch_id, call_id, now_ms()))
+            await self._records.write(RequestCancel(call.batch_id, call_id, now_ms()), droppable=True)
             self._backend.cancel(call.batch_id, call_id)
             call = await self.call(call_id, owner=owner)
         return call
@@ -145,7 +195,7 @@ class BatchService:
         """Cancel every unfinished batch of a workspace; return whether all have ended within `seconds`."""
         unfinished = await self._reads.run(self._storage.unfinished_batches, workspace_id)
         for item in unfinished:
-            await self._records.write(RequestCancel(item.batch_id, None, now_ms()))
+            await self._records.write(RequestCancel(item.batch_id, None, now_ms()), droppable=True)
             self._backend.cancel(item.batch_id)
         ended = [await self._backend.wait(item.batch_id, seconds) for item in unfinished]
         return all(ended)
@@ -168,7 +218,7 @@ class BatchService:
         """Return calls that meet the conditions, newest first."""
         if condition.workspace_id is not None:
             await self._check_owner(condition.workspace_id, owner, f"there is no workspace {condition.workspace_id}")
-        return await self._reads.run(self._storage.calls, condition, before=before, limit=limit)
+        return await self._reads.run(self._storage.calls, condition, before=before, limit=limit, inline=INLINE_BYTES)
 
     async def open_events(
         self, batch_id: str, *, owner: str | None, cursor: int, updates: Updates
@@ -184,7 +234,7 @@ class BatchService:
         return await self._log.open(batch_id, cursor, updates)
 
     def follow(self, batch: Batch, updates: Updates) -> AsyncGenerator[bytes, None]:
-        """Return the SSE frames of a batch that was just accepted, from the first on."""
+        """Return the SSE frames of a batch that was submitted, now or before, from the first on."""
         return self._log.follow(batch.id, 0, updates)
 
     async def output_extent(self, call: CallRecord, stream: OutputStream | None) -> int:
@@ -215,7 +265,7 @@ class BatchService:
         self._backend.stop_all(AbortReason.INTERRUPTED)
 
     async def _batch(self, batch_id: str, owner: str | None, *, calls: bool) -> Batch:
-        batch = await self._reads.run(self._storage.batch, batch_id, calls=calls)
+        batch = await self._reads.run(self._storage.batch, batch_id, calls=calls, inline=INLINE_BYTES)
         if batch is None or (owner is not None and batch.owner != owner):
             raise NotFound(f"there is no batch {batch_id}")
         return batch

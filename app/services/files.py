@@ -286,13 +286,18 @@ class FileService:
                     return root.entry(root.relative(path))
 
             def remove(target: Target) -> None:
+                status = target.status()
+                if status is None:
+                    raise tool_error_from_oserror(FileNotFoundError(errno.ENOENT, ""), target.shown)
                 if condition.asked:
-                    status = target.status()
-                    if status is None:
-                        raise tool_error_from_oserror(FileNotFoundError(errno.ENOENT, ""), target.shown)
-                    regular = stat.S_ISREG(status.st_mode)
                     # What is no regular file has no tag, but it is there.
+                    regular = stat.S_ISREG(status.st_mode)
                     condition.require(_current(target, check) if regular else "", target.shown)
+                if stat.S_ISDIR(status.st_mode) and not recursive:
+                    raise ToolError(
+                        ErrorCode.IS_A_DIRECTORY,
+                        f"{target.shown} is a directory; ask with recursive=true to remove it and all that is in it",
+                    )
                 remove_entry(target, commit=visit.signal.commit, recursive=recursive, check=check)
 
             await visit.change(find, remove)
@@ -405,8 +410,6 @@ class _Upload:
         """Find out what can be told before the body is read, and make the temporary file."""
         with self._visit.root() as root:
             path = root.relative(self._path)
-            if path.directory_only:
-                raise tool_error_from_oserror(IsADirectoryError(errno.EISDIR, ""), path.shown)
             self._spool = Spool(self._directory(root, path), path.shown)
         if self._visit.signal.aborted:
             self.close()  # nobody waits for this thread any more
@@ -461,6 +464,8 @@ class _Upload:
         except ToolError as error:
             if error.code is not ErrorCode.NOT_FOUND:
                 raise
+            if path.directory_only:
+                raise tool_error_from_oserror(IsADirectoryError(errno.EISDIR, ""), path.shown) from None
             self._condition.require(None, path.shown)
             return root.nearest_directory(path)
         try:

@@ -16,7 +16,7 @@ from app.domain.clock import now_ms
 from app.domain.ids import is_id
 from app.errors import AppError, Conflict, ErrorCode, InvalidRequest, NoSpace, StorageUnavailable, ToolError
 from app.sandbox.containment import O_PATH, Root, go_on
-from app.sandbox.files import remove_tree, replace_file
+from app.sandbox.files import remove_tree, replace_file, sweep_temporary_files
 
 # A directory without a row is what a service that died while it made a workspace leaves behind.
 ORPHAN_SECONDS: Final = 3600.0
@@ -162,6 +162,18 @@ def take_out(root: str, laid: LaidIn, *, made: bool) -> None:
         return
     with Root.open(root) as opened:
         _remove(opened, laid.files, laid.directories)
+
+
+def sweep(root: str, expected: tuple[int, int], check: Callable[[], None] = go_on, *, older_than: float) -> int:
+    """Remove temporary files nobody has written to for `older_than` seconds and return how many there were.
+
+    Nothing is done where another directory stands, or none.
+    """
+    try:
+        with Root.open(root, expected) as opened:
+            return sweep_temporary_files(opened.fd, older_than=older_than, check=check)
+    except ToolError:
+        return 0
 
 
 def _check_path(path: str) -> None:

@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar, TypeVarTuple
@@ -11,13 +12,15 @@ import structlog
 
 from app.domain.abort import AbortSignal
 from app.domain.clock import now_ms
+from app.domain.idempotency import IdempotencyKey
 from app.domain.ids import new_id
 from app.domain.workspace import Workspace, WorkspaceOptions, WorkspaceStatus
-from app.errors import AppError, Conflict, NotFound, WorkspaceGone, WorkspaceMoved
+from app.errors import AppError, Conflict, NotFound, Overloaded, WorkspaceGone, WorkspaceMoved
 from app.sandbox.file_pool import FilePool
 from app.services.batches import BatchService
-from app.services.workspace_roots import WorkspaceRoots, from_os_error, identity, invalid, lay_in, take_out
-from app.storage.base import CreateWorkspace, Page, Refused, SetWorkspaceStatus, Storage, UpdateWorkspace
+from app.services.idempotency import key_reused, made_before
+from app.services.workspace_roots import WorkspaceRoots, from_os_error, identity, invalid, lay_in, sweep, take_out
+from app.storage.base import CreateWorkspace, Existing, Page, Refused, SetWorkspaceStatus, Storage, UpdateWorkspace
 from app.storage.read_pool import ReadPool
 from app.storage.record_writer import RecordWriter
 
@@ -27,7 +30,11 @@ STOP_SECONDS: Final = 10.0
 LOOK_SECONDS: Final = 5.0
 HOUSEKEEPING_SECONDS: Final = 30.0
 SHORTEST_PAUSE_SECONDS: Final = 0.1
+# Nobody writes to a temporary file for this long and still needs it.
+SWEEP_SECONDS: Final = 5.0
 KNOWN_ROOTS: Final = 4096
+# How long a request to make a workspace waits for the one before it with the same idempotency key.
+SAME_KEY_SECONDS: Final = 30.0
 
 A = TypeVarTuple("A")
 R = TypeVar("R")
@@ -46,6 +53,14 @@ class WorkspaceRequest:
     ttl_seconds: int | None
     trusted: bool
     root: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """A workspace. `attached`: an earlier request made it, and it is shown as it is now."""
+
+    workspace: Workspace
+    attached: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +111,35 @@ class WorkspaceService:
         self._allow_unrestricted = allow_unrestricted
         self._known: dict[str, _KnownRoot] = {}
         self._expiries: dict[str, int] = {}
+        self._interrupted: dict[str, Workspace] = {}
+        self._creating: dict[tuple[str, str], asyncio.Future[None]] = {}
         self._wake = asyncio.Event()
 
     # -- use cases ----------------------------------------------------------------------------------------------------
 
-    async def create(self, request: WorkspaceRequest, *, owner: str) -> Workspace:
+    async def create(
+        self, request: WorkspaceRequest, *, owner: str, idempotency: IdempotencyKey | None = None
+    ) -> Created:
         """Make a workspace with its files, or adopt a directory. After an error nothing of it is left.
 
+        Of requests with one idempotency key the first makes the workspace and the others attach to it.
+
         Raises:
+            IdempotencyKeyReused: the key came with another request before.
+            WorkspaceGone: the key's workspace was deleted or has expired.
             InvalidRequest: an option the server does not grant, a path or a root that cannot be.
             Conflict: the root is equal to, inside or around another workspace's; a file exists in an adopted one.
             NoSpace, Overloaded, StorageUnavailable: nothing was made.
         """
+        if idempotency is None:
+            return await self._create(request, owner, None)
+        async with self._alone(owner, idempotency):
+            made = await made_before(self._storage, self._reads, idempotency, owner=owner)
+            if made is not None:
+                return await self._attach(made)
+            return await self._create(request, owner, idempotency)
+
+    async def _create(self, request: WorkspaceRequest, owner: str, idempotency: IdempotencyKey | None) -> Created:
         self._check_options(request.options)
         workspace_id = new_id("ws")
         if request.root is None:
@@ -121,8 +153,10 @@ class WorkspaceService:
             raise from_os_error(error) from error
         workspace = _new_workspace(workspace_id, request, owner, root, laid.identity)
         try:
-            outcome = await self._records.write(CreateWorkspace(workspace), droppable=True)
+            outcome = await self._records.write(CreateWorkspace(workspace, idempotency), droppable=True)
             if isinstance(outcome, Refused):
+                if idempotency is not None and outcome.reason == "key_reused":
+                    raise key_reused(idempotency)
                 raise Conflict(
                     f"{root} is equal to, inside or around the root of another workspace",
                     errors=[{"pointer": "#/root", "code": outcome.reason, "message": "overlaps another workspace"}],
@@ -130,8 +164,36 @@ class WorkspaceService:
         except AppError:
             await self._run(partial(take_out, root, laid, made=managed))
             raise
+        if isinstance(outcome, Existing):
+            await self._run(partial(take_out, root, laid, made=managed))
+            return await self._attach(outcome.id)
         self._remember(workspace)
-        return workspace
+        return Created(workspace, attached=False)
+
+    async def _attach(self, workspace_id: str) -> Created:
+        return Created(await self.usable(workspace_id, owner=None), attached=True)
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, owner: str, idempotency: IdempotencyKey) -> AsyncIterator[None]:
+        """Let the requests of one key pass one at a time, so that only one lays its files in.
+
+        In one process: between processes the write alone decides.
+        """
+        name = (owner, idempotency.value)
+        try:
+            async with asyncio.timeout(SAME_KEY_SECONDS):
+                while name in self._creating:
+                    await asyncio.wait([self._creating[name]])
+        except TimeoutError:
+            raise Overloaded(
+                "an earlier request with this Idempotency-Key is still being served; send it again in a moment"
+            ) from None
+        passed = self._creating[name] = asyncio.get_running_loop().create_future()
+        try:
+            yield
+        finally:
+            del self._creating[name]
+            passed.set_result(None)
 
     async def get(self, workspace_id: str, *, owner: str | None) -> Workspace:
         """Return a workspace, gone or not.
@@ -228,8 +290,12 @@ class WorkspaceService:
     # -- keeping house ------------------------------------------------------------------------------------------------
 
     async def recover(self) -> None:
-        """Make the directories, finish deletes a stop has cut short and note what expires; before anything else."""
+        """Make the directories, finish what a stop cut short and note what expires; before batches are recovered."""
         await self._run(self._roots.make_directories)
+        for batch in await self._reads.run(self._storage.unfinished_batches):
+            workspace = await self._reads.run(self._storage.workspace, batch.workspace_id)
+            if workspace is not None and batch.started:
+                self._interrupted[workspace.id] = workspace
         for workspace in await self._reads.run(self._storage.workspaces_with_status, WorkspaceStatus.DELETING):
             final = WorkspaceStatus.EXPIRED if _expired(workspace) else WorkspaceStatus.DELETED
             await self._end(workspace, final)
@@ -240,23 +306,36 @@ class WorkspaceService:
                 await self._run(self._roots.set_aside, self._roots.managed(name))
 
     async def keep_house(self) -> None:
-        """End workspaces whose time has come and empty the trash, until cancelled."""
+        """End workspaces whose time has come, empty the trash and sweep up after a crash, until cancelled."""
+        started = time.monotonic()
         while True:
             self._wake.clear()
             try:
                 await self._expire()
-                signal = AbortSignal()
-                await self._files.run(
-                    self._roots.empty_trash, signal.raise_if_aborted, signal=signal, workspace="trash"
-                )
-            except (AppError, OSError) as error:
-                _log.warning("housekeeping_failed", error=str(error))
-            pause = HOUSEKEEPING_SECONDS
-            if self._expiries:
-                pause = min(pause, max(SHORTEST_PAUSE_SECONDS, (min(self._expiries.values()) - now_ms()) / 1000))
+                await self._run_until_cancelled(self._roots.empty_trash, "trash")
+                if self._interrupted and time.monotonic() - started >= SWEEP_SECONDS:
+                    await self._sweep()
+            except Exception:  # noqa: BLE001 - a round that fails must not be the last one
+                _log.exception("housekeeping_failed")
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
+                async with asyncio.timeout(self._pause()):
                     await self._wake.wait()
+
+    def _pause(self) -> float:
+        pause = SWEEP_SECONDS if self._interrupted else HOUSEKEEPING_SECONDS
+        if self._expiries:
+            pause = min(pause, (min(self._expiries.values()) - now_ms()) / 1000)
+        return max(SHORTEST_PAUSE_SECONDS, pause)
+
+    async def _sweep(self) -> None:
+        while self._interrupted:
+            _, workspace = self._interrupted.popitem()
+            removed = await self._run_until_cancelled(
+                partial(sweep, workspace.root, (workspace.root_device, workspace.root_inode), older_than=SWEEP_SECONDS),
+                workspace.root,
+            )
+            if removed:
+                _log.info("temporary_files_removed", workspace_id=workspace.id, files=removed)
 
     async def _expire(self) -> None:
         now = now_ms()
@@ -267,6 +346,8 @@ class WorkspaceService:
                 await self._end(workspace, WorkspaceStatus.EXPIRED)
             elif workspace is not None:
                 self._remember(workspace)
+            else:
+                del self._expiries[workspace_id]
 
     async def _end(self, workspace: Workspace, final: WorkspaceStatus) -> None:
         self._known.pop(workspace.id, None)
@@ -297,6 +378,11 @@ class WorkspaceService:
     def _check_options(self, options: WorkspaceOptions) -> None:
         if options.containment == "unrestricted" and not self._allow_unrestricted:
             raise invalid("#/options/containment", "not_granted", "this server does not allow unrestricted workspaces")
+
+    async def _run_until_cancelled(self, function: Callable[[Callable[[], None]], R], workspace: str) -> R:
+        """Run work in a thread that looks whether it is called off between its steps."""
+        signal = AbortSignal()
+        return await self._files.run(function, signal.raise_if_aborted, signal=signal, workspace=workspace)
 
     async def _run(self, function: Callable[[*A], R], *args: *A) -> R:
         return await self._files.run(function, *args, signal=AbortSignal(), workspace="workspaces")

@@ -11,6 +11,7 @@ from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from app.domain.batch import Batch, BatchStatus, Summary
 from app.domain.events import OutputRow, OutputStream, StoredEvent
+from app.domain.idempotency import IdempotencyKey
 from app.domain.tool_call import CallError, CallRecord, CallStatus, ExecutionMode
 from app.domain.workspace import Workspace, WorkspaceOptions, WorkspaceStatus
 
@@ -30,13 +31,21 @@ class Refused:
     """The rows do not allow the write: nothing of it was done.
 
     `reason`: `not_found`, `gone` (the workspace is not active), `overlap` (another workspace's root is equal to,
-    inside or around this one), `terminal`, `fenced`.
+    inside or around this one), `key_reused` (the idempotency key has made something for another request), `terminal`,
+    `fenced`.
     """
 
     reason: str
 
 
-WriteOutcome: TypeAlias = Applied | Refused
+@dataclass(frozen=True, slots=True)
+class Existing:
+    """The same request under the same idempotency key has made `id` before: nothing of the write was done."""
+
+    id: str
+
+
+WriteOutcome: TypeAlias = Applied | Refused | Existing
 
 
 class StorageError(Exception):
@@ -69,9 +78,10 @@ class SchemaTooNew(StorageError):
 
 @dataclass(frozen=True, slots=True)
 class CreateWorkspace:
-    """Refused: `overlap`."""
+    """Existing, when the key has made a workspace of the same owner. Refused: `overlap`, `key_reused`."""
 
     workspace: Workspace
+    idempotency: IdempotencyKey | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +116,13 @@ class SetWorkspaceStatus:
 class SubmitBatch:
     """Store a batch with its calls and event 1 (`batch_start`), and touch `last_used_at` of its workspace.
 
-    The batch row is inserted as given (`epoch` and `last_seq` included). Refused: `not_found`, `gone`.
+    The batch row is inserted as given (`epoch` and `last_seq` included). Existing, when the key has made a batch of the
+    same owner and workspace, whatever became of the two since. Refused: `not_found`, `gone`, `key_reused`.
     """
 
     batch: Batch
     start: StoredEvent
+    idempotency: IdempotencyKey | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +267,14 @@ class OutputExtent:
 
 
 @dataclass(frozen=True, slots=True)
+class Made:
+    """What an idempotency key has made: its id, and the digest of the request that made it."""
+
+    id: str
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class UnfinishedBatch:
     """`started`: at least one call was taken up."""
 
@@ -304,6 +324,13 @@ class Storage(Protocol):
 
         `inline` bounds the bytes of arguments and results that are loaded in all, taken in that order; what does not
         fit is left out (see CallRecord). None loads everything.
+        """
+        ...
+
+    def made(self, idempotency_key: str, *, owner: str, workspace_id: str | None) -> Made | None:
+        """Return the batch a key has made in a workspace, or (`workspace_id` None) the workspace it has made.
+
+        A key is kept in the row of what it made, so it goes when that goes.
         """
         ...
 

@@ -13,6 +13,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 READ_THREADS: Final = 8
+FIRST_PAUSE_SECONDS: Final = 0.05
+LAST_PAUSE_SECONDS: Final = 1.0
 
 
 class ReadPool:
@@ -23,6 +25,7 @@ class ReadPool:
     """
 
     def __init__(self, threads: int = READ_THREADS) -> None:
+        self._closed = False
         self._slots = asyncio.Semaphore(threads)
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="database-read")
 
@@ -51,6 +54,25 @@ class ReadPool:
         except OperationalError as error:
             raise StorageUnavailable("the database does not answer; try again in a moment") from error
 
+    async def run_patiently(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what the function returns, asked again for as long as the database is away.
+
+        For what an accepted batch needs: it ends, however long that takes.
+
+        Raises:
+            StorageUnavailable: the pool was closed.
+        """
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return await self.run(function, *args, **kwargs)
+            except StorageUnavailable:
+                if self._closed:
+                    raise
+                await asyncio.sleep(pause)
+                pause = min(LAST_PAUSE_SECONDS, pause * 2)
+
     def close(self) -> None:
         """Take no more reads. Those that run end by themselves: the database bounds how long they take."""
+        self._closed = True
         self._executor.shutdown(wait=False, cancel_futures=True)

@@ -47,8 +47,9 @@ _FLAGS: Final = (
 
 _HIDDEN_GLOBS: Final = (f"!{ALWAYS_IGNORED}", f"!{TEMPORARY_PREFIX}*")
 
-# Globs that mean the same to ripgrep and to `path_pattern`: no escapes, no classes, nothing but names in braces.
-_PLAIN_GLOB: Final = re.compile(r"(?:[\w.*?+@~=/-]|\{[\w.*?+@~=-]+(?:,[\w.*?+@~=-]+)*\})+", re.ASCII)
+# Globs that mean the same to ripgrep and to `path_pattern`: no escapes, no classes, nothing but names in braces, and no
+# question mark, which is a byte to the one and a character to the other.
+_PLAIN_GLOB: Final = re.compile(r"(?:[\w.*+@~=/-]|\{[\w.*+@~=-]+(?:,[\w.*+@~=-]+)*\})+", re.ASCII)
 _SPECIAL: Final = re.compile(r"[\\*?\[\]{}!#]")
 
 

@@ -283,17 +283,20 @@ class _Edit:
 
     def _encoding(self, data: bytes, shown: str) -> TextEncoding:
         """Return the encoding the read tool would show this content in."""
+        sample, whole = data[:SAMPLE_BYTES], len(data) <= SAMPLE_BYTES
+        found = detect_encoding(sample, whole=whole)
         label = self._environment.options.read.encoding
-        known = None if label is None else encoding_named(label)
-        found = detect_encoding(data[:SAMPLE_BYTES], whole=len(data) <= SAMPLE_BYTES, encoding=known)
-        if isinstance(found, NotText):
-            why = f"is binary ({found.mime_type})" if found.binary else f"is not UTF-8 (from byte {found.offset} on)"
-            raise ToolError(
-                ErrorCode.UNSUPPORTED,
-                f"{shown} {why}: edit changes text in UTF-8 or UTF-16 only. It was left as it is; bash may change it.",
-                {"mimeType": found.mime_type},
+        if label is not None and not _is_image_or_pdf(found):
+            found = detect_encoding(sample, whole=whole, encoding=encoding_named(label))
+        if isinstance(found, TextEncoding):
+            return found
+        why = f"is binary ({found.mime_type}): edit changes text only. It was left as it is; bash may change it."
+        if not found.binary:
+            why = (
+                f"is not UTF-8 (from byte {found.offset} on) and in no other encoding beyond doubt. It was left as it "
+                "is; the workspace's option read.encoding can name its encoding, or bash may change it."
             )
-        return found
+        raise ToolError(ErrorCode.UNSUPPORTED, f"{shown} {why}", {"mimeType": found.mime_type})
 
     def _encoded(self, text: str, encoding: TextEncoding, shown: str) -> bytes:
         try:
@@ -307,6 +310,11 @@ class _Edit:
                 "bytes for. Nothing was changed.",
                 {"edit": index},
             ) from None
+
+
+def _is_image_or_pdf(found: TextEncoding | NotText) -> bool:
+    """Whether a content is no text whatever the workspace says of its texts: many encodings can read any bytes."""
+    return isinstance(found, NotText) and (found.mime_type.startswith("image/") or found.mime_type == "application/pdf")
 
 
 def _decoded(data: bytes, encoding: TextEncoding, shown: str) -> str:

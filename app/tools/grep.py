@@ -575,10 +575,7 @@ class _Search:
             entries=[line.fields() for line in matches],
             context=[line.fields() for line in shown if not line.is_match] if self.context else None,
         )
-        value = details.to_json()
-        if details.context is None:
-            del value["context"]
-        return ToolResult(text_content(cut.text), value)
+        return ToolResult(text_content(cut.text), details.to_json())
 
     def _asides(self, found: _Found) -> list[str]:
         asides = []

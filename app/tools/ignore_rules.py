@@ -5,7 +5,8 @@ and no global or per-repository file counts. Of the files that say something abo
 file the last line that fits; over all levels `.rgignore` outranks `.ignore`, which outranks `.gitignore`. What is in an
 ignored directory is not looked at.
 
-grep leaves this to ripgrep as far as it can; find does it with what is here, and a test holds the two together.
+grep leaves this to ripgrep as far as it can; find does it with what is here, and a test holds the two together. To
+both a `?` is one byte of a name: what is matched here are bytes, as text of one character each (`_bytewise`).
 """
 
 import os
@@ -33,8 +34,8 @@ MAX_EXPRESSIONS: Final = 1_000
 _MAX_LINE: Final = 4_096
 _OPEN_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_EXTENSION: Final = re.compile(r"\*(\.[\w-]+)")
-_PLAIN_NAME: Final = re.compile(r"[\w.~+@ -]+")
+_EXTENSION: Final = re.compile(r"\*(\.[\w-]+)", re.ASCII)
+_PLAIN_NAME: Final = re.compile(r"[\w.~+@ -]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class IgnoreFile:
     def verdict(self, path: str, name: str, *, is_directory: bool) -> bool | None:
         """Return True when a path (relative to the file's directory) is ignored, False when it is not, None for no say.
 
-        `name` is the path's last name.
+        `name` is the path's last name; both are bytewise.
         """
         table = self._for_directories if is_directory else self._for_files
         rule = table.last_match(path, name)
@@ -80,7 +81,7 @@ class IgnoreRules:
             prefix: the directory's path from the root with a final `/`; empty for the root.
             files: what its files say, one for each of `IGNORE_FILES`.
         """
-        own = [(len(prefix), file) for file in files]
+        own = [(len(os.fsencode(prefix)), file) for file in files]
         inherited = above.chains if above is not None else ((),) * len(IGNORE_FILES)
         self.chains: tuple[tuple[tuple[int, IgnoreFile], ...], ...] = tuple(
             chain if file is None or file.empty else ((start, file), *chain)
@@ -93,6 +94,8 @@ class IgnoreRules:
         if name == ALWAYS_IGNORED:
             return True
         if self.any:
+            if not path.isascii():
+                path, name = _bytewise(path), _bytewise(name)
             for chain in self.chains:
                 for start, file in chain:
                     verdict = file.verdict(path[start:], name, is_directory=is_directory)
@@ -188,6 +191,10 @@ def _compiled(data: bytes) -> IgnoreFile:
     return IgnoreFile(data)
 
 
+def _bytewise(text: str) -> str:
+    return os.fsencode(text).decode("latin-1")
+
+
 def _parse_line(line: str) -> _Rule | None:
     """Return the rule of a line; None for a comment, an empty line and one that is no glob."""
     if line.startswith("#") or len(line) > _MAX_LINE:
@@ -210,6 +217,7 @@ def _parse_line(line: str) -> _Rule | None:
     directory_only = line.endswith("/")
     if directory_only:
         line = line[:-1].removesuffix("\\")
+    line = _bytewise(line)
     if not anchored and "/" not in line:
         return _Rule(f"**/{line}", line, negated, directory_only)
     if line.endswith("/**"):

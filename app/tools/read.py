@@ -1,39 +1,38 @@
-"""read: a window of lines of a text file, streamed, so that memory does not grow with the file."""
+"""read: lines of a text file, pages of a PDF, an image, or the bytes of a small file of another kind."""
 
-import codecs
+import base64
 import os
-import shlex
-from bisect import bisect_right
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Final
+from typing import Any, Final
 
 from pydantic import Field
 
-from app.domain import json_codec
 from app.domain.abort import AbortSignal
+from app.domain.encodings import TextEncoding
 from app.domain.tool_call import ToolResult, text_content
-from app.domain.workspace import READ_MAX_LINES, WorkspaceOptions
+from app.domain.workspace import WorkspaceOptions
 from app.errors import ErrorCode, ToolError
-from app.sandbox.containment import Root, tool_error_from_oserror
+from app.sandbox.containment import OpenedFile, RelativePath, Root, tool_error_from_oserror
+from app.sandbox.files import read_whole
+from app.tools import image_content, pdf_text
 from app.tools.base import OnUpdate, ToolAnnotations, ToolDefinition
 from app.tools.environment import ToolEnvironment
+from app.tools.image_content import IMAGE_FORMATS, ShownImage, show_image
+from app.tools.line_index import LineIndexes
 from app.tools.model_tool import ArgumentsModel, DetailsModel, ModelTool, define
-from app.tools.text_encoding import SAMPLE_BYTES, UTF_8, NotText, TextEncoding, detect_encoding, encoding_named
+from app.tools.pdf_text import read_pdf
+from app.tools.text_encoding import NotText, detect_encoding, encoding_named
+from app.tools.text_page import RESULT_MAX_BYTES, Beginning, Window, read_beginning, read_page, unknown_text
 
-STEP_BYTES: Final = 262_144
-COUNTED_AFTER_PAGE: Final = 16 * 1_048_576
-"""How much of a file is read behind the page only to tell how many lines there are."""
+BLOB_MAX_BYTES: Final = 524_288
+"""The largest file of another kind that is given whole, before base64."""
 
-MEASURED_LINE_BYTES: Final = 64 * 1_048_576
-RESULT_MAX_BYTES: Final = 8 * 1_048_576 - 65_536
-"""What a text may take as JSON, whatever the options say: a stored result is at most 8 MiB."""
+_LINES_IN_PATH: Final = re.compile(r"(?P<path>.+):(?P<start>\d{1,15})(?:-(?P<end>\d{1,15}))?", re.DOTALL)
 
-_HARMLESS_BYTES: Final = RESULT_MAX_BYTES // 6  # JSON writes a control character in six
-_BAR: Final = "│ "
-_SUGGESTED_BYTES: Final = 50_000
-_NUMBERS: Final = tuple(f"{number:4}{_BAR}" for number in range(READ_MAX_LINES + 1))
+# Of all workspaces: an index belongs to a file, and what may be read is decided before it is looked for.
+_LINE_INDEXES: Final = LineIndexes()
 
 READ_ANNOTATIONS: Final = ToolAnnotations(
     title="Read a file",
@@ -76,9 +75,14 @@ _TEXT_TYPES: Final = {
 
 
 class ReadArguments(ArgumentsModel):
-    path: str = Field(description="The file, relative to the workspace root (or absolute, below it).")
-    offset: int | None = Field(default=None, ge=1, description="First line to show, counted from 1 (default 1).")
-    limit: int | None = Field(default=None, ge=1, description="How many lines to show at most.")
+    path: str = Field(
+        description="The file, relative to the workspace root (or absolute, below it). path:START-END or path:LINE "
+        "shows these lines, unless a file has that very name."
+    )
+    offset: int | None = Field(
+        default=None, ge=1, description="First line to show (of a PDF: first page), counted from 1 (default 1)."
+    )
+    limit: int | None = Field(default=None, ge=1, description="How many lines (of a PDF: pages) to show at most.")
     line_numbers: bool | None = Field(default=None, description="Whether to number the lines (default true).")
     encoding: str | None = Field(
         default=None,
@@ -87,29 +91,62 @@ class ReadArguments(ArgumentsModel):
     )
 
 
+class ImageDetails(DetailsModel):
+    """Sizes in pixels, upright: of the image that is shown and of the one in the file.
+
+    `scale` is the one by the other, 1 for an image that is not smaller. `converted` tells that what is shown is not the
+    file as it is: of an `animated` one it is the first picture.
+    """
+
+    width: int
+    height: int
+    original_width: int
+    original_height: int
+    scale: float
+    animated: bool
+    converted: bool
+
+
 class ReadDetails(DetailsModel):
-    """`bytes` and `lines` are the file's, `start_line` to `end_line` were shown; `lines` is None when not counted."""
+    """`bytes` and `lines` are the file's, `start_line` to `end_line` were shown; `lines` is None when not counted.
+
+    What does not come in lines has no lines and no encoding. `next_offset` counts what `offset` counts: lines, or pages
+    of a PDF. `encoding_confidence` tells of an encoding that was guessed, `pages` to `end_page` of a PDF, `image` of an
+    image; elsewhere they are left out on the wire.
+    """
 
     path: str
     relative_path: str
     bytes: int
-    lines: int | None
-    start_line: int
-    end_line: int
-    truncated: bool
-    next_offset: int | None
-    encoding: str
+    lines: int | None = None
+    start_line: int | None = None
+    end_line: int | None = None
+    truncated: bool = False
+    next_offset: int | None = None
+    encoding: str | None = None
     mime_type: str
+    encoding_confidence: float | None = None
+    pages: int | None = None
+    start_page: int | None = None
+    end_page: int | None = None
+    image: ImageDetails | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: value for name, value in super().to_json().items() if value is not None or name in _ALWAYS}
+
+
+_ALWAYS: Final = frozenset(("lines", "startLine", "endLine", "nextOffset", "encoding"))
 
 
 def read_definition(options: WorkspaceOptions) -> ToolDefinition:
     limits = options.read
     return define(
         "read",
-        "Read a text file of the workspace. Shows numbered lines, at most "
-        f"{limits.max_lines} lines and {min(limits.max_bytes, RESULT_MAX_BYTES)} bytes in one "
-        "call; when more follow, the result ends in a notice that gives the offset to go on with. Directories are for "
-        "ls.",
+        "Read a file of the workspace. Text: numbered lines, at most "
+        f"{limits.max_lines} lines and {min(limits.max_bytes, RESULT_MAX_BYTES)} bytes in one call; when more follow, "
+        "the result ends in a notice that gives the offset to go on with. PNG, JPEG, GIF, WebP and BMP: the image, "
+        f"made smaller when it has more than {image_content.MAX_SIDE} pixels a side. PDF: its text, by page. Other "
+        f"files of at most {BLOB_MAX_BYTES} bytes: their bytes. Directories are for ls.",
         ReadArguments,
         READ_ANNOTATIONS,
         limits.execution_mode,
@@ -137,23 +174,11 @@ class ReadTool(ModelTool[ReadArguments]):
 
     def _read(self, args: ReadArguments, check: Callable[[], None]) -> ToolResult:
         environment = self._environment
-        options = environment.options.read
-        label = options.encoding if args.encoding is None else args.encoding
-        encoding = None if label is None else encoding_named(label)
-        limit = options.max_lines if args.limit is None else min(args.limit, options.max_lines)
+        encoding = None if args.encoding is None else encoding_named(args.encoding)
         with Root.open(environment.cwd, environment.root_identity, environment.options.containment) as root:
-            path = root.relative(args.path)
-            window = Window(
-                shown=path.shown,
-                offset=args.offset or 1,
-                limit=limit,
-                max_bytes=min(options.max_bytes, RESULT_MAX_BYTES),
-                numbered=options.line_numbers if args.line_numbers is None else args.line_numbers,
-                encoding=encoding,
-            )
-            file = root.open_regular(path)
+            path, file, lines = _open(root, args)
         try:
-            page = read_page(file.fd, file.status.st_size, window, check)
+            return _Reading(environment, args, path.shown, file, lines, check).result(encoding)
         except OSError as error:
             raise tool_error_from_oserror(error, path.shown) from None
         except ToolError as error:
@@ -162,359 +187,222 @@ class ReadTool(ModelTool[ReadArguments]):
             raise
         finally:
             file.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """What to show, as the caller said: from `offset`, counted from 1, at most `limit` when that was said."""
+
+    offset: int
+    limit: int | None
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One call, after its file was opened."""
+
+    environment: ToolEnvironment
+    args: ReadArguments
+    shown: str
+    file: OpenedFile
+    wanted: _Lines
+    check: Callable[[], None]
+
+    def result(self, encoding: TextEncoding | None) -> ToolResult:
+        beginning = read_beginning(self.file.fd, self.file.status.st_size)
+        if encoding is None:
+            # What a call says of a file holds whatever the file looks like. The workspace's word is for its texts.
+            found = detect_encoding(beginning.sample, whole=beginning.whole)
+            if not isinstance(found, NotText) or not self._is_shown_otherwise(found):
+                label = self.environment.options.read.encoding
+                encoding = None if label is None else encoding_named(label)
+                if encoding is not None:
+                    found = detect_encoding(beginning.sample, whole=beginning.whole, encoding=encoding)
+        else:
+            found = detect_encoding(beginning.sample, whole=beginning.whole, encoding=encoding)
+        if isinstance(found, TextEncoding):
+            return self._text(beginning, found, encoding)
+        if not found.binary:
+            raise unknown_text(self.shown, found)
+        if found.mime_type in IMAGE_FORMATS:
+            return self._image(found.mime_type)
+        if found.mime_type == pdf_text.MIME_TYPE:
+            return self._pdf()
+        return self._blob(found.mime_type)
+
+    @staticmethod
+    def _is_shown_otherwise(found: NotText) -> bool:
+        return found.mime_type in IMAGE_FORMATS or found.mime_type == pdf_text.MIME_TYPE
+
+    def _text(self, beginning: Beginning, encoding: TextEncoding, said: TextEncoding | None) -> ToolResult:
+        options = self.environment.options.read
+        args, status = self.args, self.file.status
+        limit = self.wanted.limit
+        window = Window(
+            shown=self.shown,
+            offset=self.wanted.offset,
+            limit=options.max_lines if limit is None else min(limit, options.max_lines),
+            max_bytes=min(options.max_bytes, RESULT_MAX_BYTES),
+            numbered=options.line_numbers if args.line_numbers is None else args.line_numbers,
+            encoding=said,
+        )
+        index = _LINE_INDEXES.of(status, "" if encoding.newline_is_a_byte else encoding.name)
+        page = read_page(self.file.fd, status.st_size, beginning, encoding, window, self.check, index)
         details = ReadDetails(
-            path=file.path,
-            relative_path=file.relative_path,
+            path=self.file.path,
+            relative_path=self.file.relative_path,
             bytes=page.bytes,
             lines=page.lines,
             start_line=page.start_line,
             end_line=page.end_line,
             truncated=page.next_offset is not None,
             next_offset=page.next_offset,
-            encoding=page.encoding,
-            mime_type=_TEXT_TYPES.get(file.path.rpartition(".")[2].lower(), "text/plain"),
+            encoding=page.encoding.name,
+            mime_type=_TEXT_TYPES.get(self.file.path.rpartition(".")[2].lower(), "text/plain"),
+            encoding_confidence=page.encoding.confidence,
         )
         return ToolResult(text_content(page.text), details.to_json())
 
+    def _image(self, mime_type: str) -> ToolResult:
+        self._at_most(image_content.MAX_FILE_BYTES, mime_type)
+        image = show_image(self._content, mime_type, self.shown, self.check)
+        details = ReadDetails(
+            path=self.file.path,
+            relative_path=self.file.relative_path,
+            bytes=self.file.status.st_size,
+            mime_type=mime_type,
+            image=ImageDetails(
+                width=image.width,
+                height=image.height,
+                original_width=image.original_width,
+                original_height=image.original_height,
+                scale=image.scale,
+                animated=image.animated,
+                converted=image.converted,
+            ),
+        )
+        return ToolResult(
+            [
+                {"type": "text", "text": _image_note(self.shown, mime_type, image)},
+                {"type": "image", "data": image.data, "mimeType": image.mime_type},
+            ],
+            details.to_json(),
+        )
 
-@dataclass(slots=True)
-class Window:
-    """What to show: at most `limit` lines from line `offset` on, in at most `max_bytes` bytes of UTF-8, all counted."""
+    def _pdf(self) -> ToolResult:
+        self._at_most(pdf_text.MAX_FILE_BYTES, pdf_text.MIME_TYPE)
+        pages = read_pdf(
+            self._content,
+            self.shown,
+            offset=self.wanted.offset,
+            limit=self.wanted.limit,
+            # A quotation mark is two bytes of JSON.
+            max_bytes=min(self.environment.options.read.max_bytes, RESULT_MAX_BYTES // 2),
+            check=self.check,
+        )
+        details = ReadDetails(
+            path=self.file.path,
+            relative_path=self.file.relative_path,
+            bytes=self.file.status.st_size,
+            truncated=pages.next_offset is not None,
+            next_offset=pages.next_offset,
+            mime_type=pdf_text.MIME_TYPE,
+            pages=pages.pages,
+            start_page=pages.start_page,
+            end_page=pages.end_page,
+        )
+        return ToolResult(text_content(pages.text), details.to_json())
 
-    shown: str
-    offset: int
-    limit: int
-    max_bytes: int
-    numbered: bool = True
-    encoding: TextEncoding | None = None
+    def _blob(self, mime_type: str) -> ToolResult:
+        self._at_most(BLOB_MAX_BYTES, mime_type)
+        content = self._content()
+        details = ReadDetails(
+            path=self.file.path, relative_path=self.file.relative_path, bytes=len(content), mime_type=mime_type
+        )
+        return ToolResult(
+            [
+                {"type": "text", "text": f"{self.shown} is not text: {mime_type}, {len(content)} bytes"},
+                {
+                    "type": "blob",
+                    "data": base64.b64encode(content).decode("ascii"),
+                    "mimeType": mime_type,
+                    "bytes": len(content),
+                },
+            ],
+            details.to_json(),
+        )
+
+    def _content(self) -> bytes:
+        os.lseek(self.file.fd, 0, os.SEEK_SET)
+        return read_whole(self.file.fd, self.file.status.st_size, self.shown, self.check)
+
+    def _at_most(self, max_bytes: int, mime_type: str) -> None:
+        size = self.file.status.st_size
+        if size > max_bytes:
+            raise ToolError(
+                ErrorCode.UNSUPPORTED,
+                f"{self.shown} is not text that read can show: {mime_type}, {size} bytes (at most {max_bytes} are "
+                "given of this type); use bash to look into it",
+                {"mimeType": mime_type, "maxBytes": max_bytes},
+            )
 
 
-@dataclass(slots=True)
-class Page:
-    """`text` is what is shown, notice included; `bytes` and `lines` are the file's, `lines` None when not counted."""
+def _open(root: Root, args: ReadArguments) -> tuple[RelativePath, OpenedFile, _Lines]:
+    """Open the file a path names, with what is to be shown of it.
 
-    text: str
-    bytes: int
-    lines: int | None
-    start_line: int
-    end_line: int
-    next_offset: int | None
-    encoding: str
-
-
-def read_page(fd: int, size: int, window: Window, check: Callable[[], None]) -> Page:
-    """Return a window of the lines of an open file of `size` bytes, which it reads from where it stands.
-
-    A line ends at LF; a CR before it is not shown. `size` is taken for what the file system says, not for the truth:
-    the file ends where reading ends.
-
-    Raises:
-        ToolError: `unsupported` (binary, or not in its encoding), `invalid_arguments` (an offset past the end),
-            `too_large` (the first line does not fit).
-        OSError: reading failed.
+    A path that ends like `:3-5` means these lines when no file has this name.
     """
-    sample, whole = _sample(fd, size)
-    encoding = detect_encoding(sample, whole=whole, encoding=window.encoding)
-    if isinstance(encoding, NotText):
-        raise _not_text(window.shown, max(size, len(sample)), encoding)
-    stream = _Stream(fd, sample, whole, encoding, check)
-    if whole and len(sample) == len(encoding.bom):
-        return _empty(window, len(sample), encoding)
-
-    chunk = _skip_lines(stream, window)
-    start_byte = stream.taken - len(chunk)
-    content, tail = _collect(stream, chunk, window.limit, _raw_budget(window.max_bytes, encoding))
-    if not content:
-        line_bytes, more = _measure_line(stream, tail)
-        raise _line_too_long(window, encoding, start_byte, line_bytes, more)
-    more = bool(tail) or stream.more()
-    lines = _decode(content, start_byte, window, encoding)
-    shown = lines
-    if window.numbered:
-        shown = list(map(str.__add__, _numbers(window.offset, len(lines)), lines))
-    text = "\n".join(shown)
-    total: int | None = window.offset - 1 + len(lines)
-    count = len(lines)
-    notice = ""
-    if more or len(text.encode()) > window.max_bytes or window.max_bytes > _HARMLESS_BYTES:
-        ends = list(accumulate(len(line.encode()) + 1 for line in shown))
-        count = bisect_right(ends, window.max_bytes + 1)
-        if more:
-            page_end = len(content) if count == len(lines) else _after_newline(content, count)
-            behind = max(size, stream.taken) - start_byte - page_end
-            rest = None if behind > COUNTED_AFTER_PAGE else _count_lines(stream, tail)
-            total = None if rest is None else window.offset - 1 + len(lines) + rest
-        while count and (more or count < len(lines)):
-            notice = _notice(window.offset, count, total)
-            if ends[count - 1] - 1 + len(notice) <= window.max_bytes:
-                break
-            count -= 1
-        text = "\n".join(shown[:count]) + notice
-        while count and window.max_bytes > _HARMLESS_BYTES and (excess := _excess(text)):
-            count = min(count - 1, int(count / excess))
-            notice = _notice(window.offset, count, total)
-            text = "\n".join(shown[:count]) + notice
-    if not count:
-        line_bytes = len(content.split(b"\n", 1)[0])
-        raise _line_too_long(window, encoding, start_byte, line_bytes, more or len(lines) > 1)
-    end_line = window.offset + count - 1
-    return Page(
-        text=text,
-        bytes=stream.taken if stream.ended else max(size, stream.taken),
-        lines=total,
-        start_line=window.offset,
-        end_line=end_line,
-        next_offset=end_line + 1 if notice else None,
-        encoding=encoding.name,
-    )
-
-
-class _Stream:
-    """The bytes of a file after its byte order mark, in steps; UTF-16 comes as UTF-8, so that LF is a byte in both."""
-
-    def __init__(self, fd: int, sample: bytes, whole: bool, encoding: TextEncoding, check: Callable[[], None]) -> None:
-        self._fd = fd
-        self._check = check
-        self._decoder = None
-        self.taken = len(sample)
-        self.ended = whole
-        if not encoding.newline_is_a_byte:
-            # What is no valid UTF-16 stays invalid in UTF-8: it is refused when it is shown and skipped over before.
-            self._decoder = codecs.getincrementaldecoder(encoding.codec)("surrogatepass")
-        self._pending = self._convert(sample[len(encoding.bom) :])
-        if whole:
-            self._pending += self._rest()
-
-    def take(self) -> bytes:
-        """Return the next step, nothing at the end."""
-        if self._pending:
-            step, self._pending = self._pending, b""
-            return step
-        while not self.ended:
-            self._check()
-            data = os.read(self._fd, STEP_BYTES)
-            self.taken += len(data)
-            if data:
-                step = self._convert(data)
-            else:
-                self.ended = True
-                step = self._rest()
-            if step:
-                return step
-        return b""
-
-    def more(self) -> bool:
-        """Whether there is a next step."""
-        self._pending = self.take()
-        return bool(self._pending)
-
-    def _convert(self, data: bytes) -> bytes:
-        if self._decoder is None:
-            return data
-        return self._decoder.decode(data).encode("utf-8", "surrogatepass")
-
-    def _rest(self) -> bytes:
-        if self._decoder is None:
-            return b""
-        try:
-            return self._decoder.decode(b"", True).encode("utf-8", "surrogatepass")
-        except UnicodeDecodeError:
-            return b"\xff"  # half a code unit
-
-
-def _sample(fd: int, size: int) -> tuple[bytes, bool]:
-    """Read the beginning of a file and return it and whether it is all."""
-    wanted = SAMPLE_BYTES if size >= SAMPLE_BYTES else size + 1
-    sample = os.read(fd, wanted)
-    if len(sample) == size < wanted:
-        return sample, True
-    while len(sample) < SAMPLE_BYTES:
-        # Not what the size said: it grows, shrinks, or is one of those that the kernel makes up while they are read.
-        data = os.read(fd, SAMPLE_BYTES - len(sample))
-        if not data:
-            return sample, True
-        sample += data
-    return sample, False
-
-
-def _skip_lines(stream: _Stream, window: Window) -> bytes:
-    """Pass over the lines before the window and return what was read of the rest."""
-    missing = window.offset - 1
-    chunk = stream.take()
-    while missing:
-        found = chunk.count(b"\n")
-        if found >= missing:
-            chunk = chunk[_after_newline(chunk, missing) :] or stream.take()
-            if not chunk:
-                raise _past_the_end(window, window.offset - 1)
-            break
-        missing -= found
-        unterminated = not chunk.endswith(b"\n")
-        chunk = stream.take()
-        if not chunk:
-            raise _past_the_end(window, window.offset - 1 - missing + unterminated)
-    return chunk
-
-
-def _collect(stream: _Stream, chunk: bytes, limit: int, budget: int) -> tuple[bytes, bytes]:
-    """Return whole lines, at most `limit` and little more than `budget` bytes, and what was read behind them."""
-    parts: list[bytes] = []
-    size = 0
-    while chunk:
-        found = chunk.count(b"\n")
-        if found >= limit:
-            end = _after_newline(chunk, limit)
-            return b"".join([*parts, chunk[:end]]), chunk[end:]
-        limit -= found
-        parts.append(chunk)
-        size += len(chunk)
-        if size > budget:
-            data = b"".join(parts)
-            end = data.rfind(b"\n") + 1
-            return data[:end], data[end:]
-        chunk = stream.take()
-    return b"".join(parts), b""
-
-
-def _after_newline(data: bytes, count: int) -> int:
-    """Return the position behind the `count`-th LF; there are that many."""
-    start, end = 0, len(data)
-    while count > 8 and end - start > 1024:
-        middle = (start + end) // 2
-        found = data.count(b"\n", start, middle)
-        if found >= count:
-            end = middle
-        else:
-            start = middle
-            count -= found
-    for _ in range(count):
-        start = data.find(b"\n", start) + 1
-    return start
-
-
-def _count_lines(stream: _Stream, tail: bytes) -> int | None:
-    """Return how many lines are left, None when there is too much to count."""
-    count = size = 0
-    last = step = tail or stream.take()
-    while step:
-        count += step.count(b"\n")
-        size += len(step)
-        if size > 2 * COUNTED_AFTER_PAGE:
-            return None
-        last = step
-        step = stream.take()
-    return count + (not last.endswith(b"\n") and bool(last))
-
-
-def _raw_budget(max_bytes: int, encoding: TextEncoding) -> int:
-    """Return how many bytes of a file may be needed to fill `max_bytes` of UTF-8: at most two or four for one."""
-    return max_bytes * (2 if encoding.name.startswith("utf-") else 4)
-
-
-def _decode(content: bytes, start_byte: int, window: Window, encoding: TextEncoding) -> list[str]:
+    wanted = _Lines(args.offset or 1, args.limit)
+    path = root.relative(args.path)
     try:
-        text = content.decode(encoding.codec, encoding.errors) if encoding.newline_is_a_byte else content.decode()
-    except UnicodeDecodeError as error:
-        line = window.offset + content.count(b"\n", 0, error.start)
-        if encoding == UTF_8 and window.encoding is None:
-            raise _not_text(window.shown, 0, NotText("text/plain", start_byte + error.start), line) from None
+        return path, root.open_regular(path), wanted
+    except ToolError as error:
+        match = _LINES_IN_PATH.fullmatch(args.path)
+        if match is None or error.code is not ErrorCode.NOT_FOUND:
+            raise
+        missing = error
+    try:
+        path = root.relative(match["path"])
+        file = root.open_regular(path)
+    except ToolError as other:
+        raise (missing if other.code is ErrorCode.NOT_FOUND else other) from None
+    try:
+        return path, file, _lines_of(match, args)
+    except ToolError:
+        file.close()
+        raise
+
+
+def _lines_of(match: re.Match[str], args: ReadArguments) -> _Lines:
+    start = int(match["start"])
+    end = start if match["end"] is None else int(match["end"])
+    if not 1 <= start <= end:
         raise ToolError(
-            ErrorCode.UNSUPPORTED,
-            f"line {line} of {window.shown} cannot be decoded as {encoding.name}; pass another encoding",
-            {"encoding": encoding.name},
-        ) from None
-    if "\0" in text and encoding == UTF_8 and window.encoding is None:
-        line = window.offset + text.count("\n", 0, text.index("\0"))
+            ErrorCode.INVALID_ARGUMENTS,
+            f"path: there are no lines {start} to {end} in any file, and no file is called {args.path}; lines count "
+            "from 1 and the first of a range comes first",
+        )
+    if args.offset is not None or args.limit is not None:
         raise ToolError(
-            ErrorCode.UNSUPPORTED,
-            f"{window.shown} holds binary data from line {line} on, which read cannot show; use bash to look into it",
+            ErrorCode.INVALID_ARGUMENTS,
+            "path: it names lines already; leave out either these or offset and limit",
         )
-    if "\r" in text:
-        text = text.replace("\r\n", "\n")
-    lines = text.split("\n")
-    if not lines[-1]:
-        lines.pop()
-    return lines
+    return _Lines(start, end - start + 1)
 
 
-def _numbers(first: int, count: int) -> Iterable[str]:
-    """Return what stands before each of `count` lines."""
-    if first + count <= len(_NUMBERS):
-        return _NUMBERS[first : first + count]
-    return (f"{number:4}{_BAR}" for number in range(first, first + count))
-
-
-def _notice(offset: int, count: int, total: int | None) -> str:
-    end = offset + count - 1
-    of = "" if total is None else f" of {total}"
-    return f"\n\n[Showing lines {offset}-{end}{of}. Continue with offset={end + 1}.]"
-
-
-def _excess(text: str) -> float:
-    """Return how many times too large a text is as JSON, 0 when it fits."""
-    size = len(json_codec.dump(text))
-    return size / RESULT_MAX_BYTES if size > RESULT_MAX_BYTES else 0
-
-
-def _empty(window: Window, size: int, encoding: TextEncoding) -> Page:
-    if window.offset > 1:
-        raise _past_the_end(window, 0)
-    return Page(f"({window.shown} is empty)", size, 0, 1, 0, None, encoding.name)
-
-
-def _past_the_end(window: Window, lines: int) -> ToolError:
-    allowed = f"1 to {lines}" if lines > 1 else "1"
-    return ToolError(
-        ErrorCode.INVALID_ARGUMENTS,
-        f"offset: there is no line {window.offset}; {window.shown} has {lines} {'line' if lines == 1 else 'lines'}, so "
-        f"offset can be {allowed}",
-        {"lines": lines},
-    )
-
-
-def _not_text(shown: str, size: int, found: NotText, line: int | None = None) -> ToolError:
-    if found.binary:
-        return ToolError(
-            ErrorCode.UNSUPPORTED,
-            f"{shown} is not text that read can show: {found.mime_type}, {size} bytes; use bash to look into it",
-            {"mimeType": found.mime_type},
+def _image_note(shown: str, mime_type: str, image: ShownImage) -> str:
+    """Return what there is to know of an image beside the image."""
+    notes = [f"{shown} is an image ({mime_type}, {image.original_width}x{image.original_height} pixels)"]
+    if image.scale < 1:
+        factor = 1 / image.scale
+        notes.append(
+            f"It is shown at {image.width}x{image.height}, scale {image.scale:.3g}: multiply coordinates by "
+            f"{factor:.4g} to find them in the file"
         )
-    where = f"byte {found.offset}" if line is None else f"line {line}"
-    return ToolError(
-        ErrorCode.UNSUPPORTED,
-        f"{shown} is not UTF-8 (from {where} on); pass encoding with the name of what it is in, for example gb18030, "
-        "shift_jis, euc-kr or windows-1252",
-        {"mimeType": found.mime_type},
-    )
-
-
-def _measure_line(stream: _Stream, beginning: bytes) -> tuple[int | None, bool]:
-    """Return how long a line is that begins like this, None above `MEASURED_LINE_BYTES`, and whether more lines follow.
-
-    The line is not kept.
-    """
-    size = len(beginning)
-    while step := stream.take():
-        end = step.find(b"\n")
-        if end >= 0:
-            return size + end, end + 1 < len(step) or stream.more()
-        size += len(step)
-        if size > MEASURED_LINE_BYTES:
-            return None, False
-    return size, False
-
-
-def _line_too_long(window: Window, encoding: TextEncoding, start_byte: int, size: int | None, more: bool) -> ToolError:
-    name = shlex.quote(window.shown if not window.shown.startswith("-") else f"./{window.shown}")
-    if encoding.newline_is_a_byte:
-        command = f"tail -c +{start_byte + 1} {name} | head -c {_SUGGESTED_BYTES}"
-    else:
-        command = f"iconv -f {encoding.name} -t utf-8 {name} | sed -n {window.offset}p | head -c {_SUGGESTED_BYTES}"
-    has = f"more than {MEASURED_LINE_BYTES}" if size is None else str(size)
-    skip = f", or go on behind it with offset={window.offset + 1}" if more else ""
-    return ToolError(
-        ErrorCode.TOO_LARGE,
-        f"line {window.offset} of {window.shown} has {has} bytes and does not fit into the {window.max_bytes} bytes of "
-        f"one read; get it in parts with bash, for example: {command}{skip}",
-        {"line": window.offset, "lineBytes": size, "maxBytes": window.max_bytes, "startByte": start_byte},
-    )
+    if image.turned:
+        notes.append("It was turned upright as its EXIF orientation says")
+    if image.animated:
+        notes.append("It is animated: only its first picture is shown" if image.converted else "It is animated")
+    if image.mime_type != mime_type:
+        notes.append(f"It is shown as {image.mime_type}")
+    return ". ".join(notes) + ("." if len(notes) > 1 else "")

@@ -4,13 +4,13 @@ A tool is a line of `ToolName`. Factories give the tools of one workspace direct
 queue) is passed in `ToolsOptions`, or made once per process when it is not.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 from typing import Final, Self
 
-from app.domain.workspace import WorkspaceOptions
+from app.domain.workspace import Workspace, WorkspaceOptions
 from app.sandbox.base import Sandbox
 from app.sandbox.file_pool import FilePool
 from app.sandbox.local import LocalSandbox
@@ -58,6 +58,7 @@ class ToolName(StrEnum):
 
 all_tool_names: Final[tuple[ToolName, ...]] = tuple(ToolName)
 
+_BY_NAME: Final = {name.value: name for name in ToolName}
 _CODING: Final = (ToolName.READ, ToolName.BASH, ToolName.EDIT, ToolName.WRITE)
 
 
@@ -122,15 +123,43 @@ def create_all_tools(cwd: str, options: ToolsOptions | None = None) -> dict[str,
     return _build(all_tool_names, cwd, options)
 
 
+class WorkspaceTools(Mapping[str, AgentTool]):
+    """Every tool of one workspace by its name, each made when it is first asked for: most batches use one or two."""
+
+    def __init__(self, shared: ToolsOptions, workspace: Workspace, output_url: Callable[[str], str | None]) -> None:
+        options = replace(
+            shared,
+            options=workspace.options,
+            root_identity=(workspace.root_device, workspace.root_inode),
+            output_url=output_url,
+        )
+        self._environment = _environment(workspace.root, options)
+        self._made: dict[str, AgentTool] = {}
+
+    def __getitem__(self, name: str) -> AgentTool:
+        made = self._made.get(name)
+        if made is None:
+            if name not in _BY_NAME:
+                raise KeyError(name)
+            made = self._made[name] = _BY_NAME[name].build(self._environment)
+        return made
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_BY_NAME)
+
+    def __len__(self) -> int:
+        return len(_BY_NAME)
+
+
 def create_all_tool_definitions(options: WorkspaceOptions | None = None) -> list[ToolDefinition]:
     return [create_tool_definition(name, options) for name in all_tool_names]
 
 
 def _named(name: str) -> ToolName:
-    for known in all_tool_names:
-        if known == name:
-            return known
-    raise ValueError(f"Unknown tool name: {name}")
+    known = _BY_NAME.get(name)
+    if known is None:
+        raise ValueError(f"Unknown tool name: {name}")
+    return known
 
 
 def _build(names: Iterable[ToolName], cwd: str, options: ToolsOptions | None) -> dict[str, AgentTool]:

@@ -9,6 +9,7 @@ branch_labels = None
 depends_on = None
 
 _OPEN_WORKSPACE = sa.text("status IN ('active', 'deleting')")
+_KEYED = sa.text("idempotency_key IS NOT NULL")
 _UNFINISHED_BATCH = sa.text("status IN ('queued', 'running')")
 _FAILED_CALL = sa.text("error_code IS NOT NULL")
 
@@ -32,6 +33,8 @@ def upgrade() -> None:
         sa.Column("created_at", sa.BigInteger, nullable=False),
         sa.Column("last_used_at", sa.BigInteger, nullable=False),
         sa.Column("expires_at", sa.BigInteger),
+        sa.Column("idempotency_key", ascii_text),
+        sa.Column("request_digest", sa.LargeBinary),
         sa.PrimaryKeyConstraint("id", name="pk_workspaces"),
         sqlite_with_rowid=False,
     )
@@ -43,6 +46,14 @@ def upgrade() -> None:
         unique=True,
         sqlite_where=_OPEN_WORKSPACE,
         postgresql_where=_OPEN_WORKSPACE,
+    )
+    op.create_index(
+        "ux_workspaces_idempotency_key",
+        "workspaces",
+        ["idempotency_key"],
+        unique=True,
+        sqlite_where=_KEYED,
+        postgresql_where=_KEYED,
     )
 
     op.create_table(
@@ -71,6 +82,8 @@ def upgrade() -> None:
         sa.Column("epoch", sa.BigInteger, nullable=False),
         sa.Column("last_seq", sa.BigInteger, nullable=False),
         sa.Column("claim", ascii_text),
+        sa.Column("idempotency_key", ascii_text),
+        sa.Column("request_digest", sa.LargeBinary),
         sa.Column("metadata", sa.LargeBinary, nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_batches"),
         sa.ForeignKeyConstraint(["workspace_id"], ["workspaces.id"], name="fk_batches_workspace_id"),
@@ -84,6 +97,14 @@ def upgrade() -> None:
         ["id"],
         sqlite_where=_UNFINISHED_BATCH,
         postgresql_where=_UNFINISHED_BATCH,
+    )
+    op.create_index(
+        "ux_batches_idempotency_key",
+        "batches",
+        ["idempotency_key"],
+        unique=True,
+        sqlite_where=_KEYED,
+        postgresql_where=_KEYED,
     )
 
     op.create_table(

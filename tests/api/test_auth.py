@@ -66,5 +66,8 @@ def test_a_page_of_another_origin_may_call_only_when_it_is_listed(server: Server
         assert response.headers["access-control-allow-origin"] == "https://app.example"
         response = client.get("/v1/workspaces", headers={"Origin": "https://app.example"})
         assert "X-Request-ID" in response.headers["access-control-expose-headers"]
+        assert "Idempotent-Replayed" in response.headers["access-control-expose-headers"]
+        wanted = {**asked, "Access-Control-Request-Headers": "authorization, idempotency-key, last-event-id"}
+        assert client.options("/v1/workspaces", headers=wanted).status_code == 200
         response = client.options("/v1/workspaces", headers={**asked, "Origin": "https://evil.example"})
         assert "access-control-allow-origin" not in response.headers

@@ -186,3 +186,20 @@ def test_followers_that_leave_at_any_moment_leave_nothing_behind(
         assert eventually(lambda: log.followers) == 1
     client.post(f"{path}/cancel")
     eventually(lambda: log.followers == 0)
+
+
+def test_a_client_that_does_not_read_is_dropped(
+    server: ServerThread, client: httpx2.Client, batches: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.api.event_stream.SEND_SECONDS", 0.5)
+    shout = {"name": "bash", "arguments": {"command": "head -c 9000000 /dev/zero | tr '\\0' x"}}
+    batch = client.post(batches, json={"calls": [shout]}, params={"wait": "20"}).json()
+    assert batch["status"] == "completed"
+    log = server.services.batches._log
+    address = urlsplit(server.url)
+    paths = (f"/v1/batches/{batch['id']}/events", f"/v1/calls/{batch['calls'][0]['id']}/output?follow=true")
+    for path in paths:
+        with socket.create_connection((str(address.hostname), int(address.port or 0))) as connection:
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode())
+            eventually(lambda: log.followers == 1)
+            eventually(lambda: log.followers == 0)

@@ -49,7 +49,9 @@ def test_the_version_says_what_runs(client: httpx2.Client) -> None:
     assert version["name"] == "toolcrib"
     assert version["version"] == __version__
     assert version["database"] == "sqlite"
-    assert {"read", "write", "edit", "bash"} <= set(version["tools"])
+    assert version["tools"] == ["read", "write", "edit", "bash", "powershell", "grep", "find", "ls"]
+    assert version["ripgrep"].startswith("15.")
+    assert version["powershell"] is (shutil.which("pwsh") is not None)
 
 
 def test_the_docs_page_needs_nothing_from_elsewhere(client: httpx2.Client) -> None:
@@ -76,3 +78,21 @@ def test_the_root_leads_to_the_docs(client: httpx2.Client) -> None:
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/version"])
 def test_an_unknown_parameter_does_not_matter_where_no_key_is_needed(client: httpx2.Client, path: str) -> None:
     assert client.get(path, params={"cachebuster": "1"}).status_code == 200
+
+
+def test_a_service_that_can_store_nothing_more_ends_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_group: object) -> None:
+        raise RuntimeError("the writer's thread dies of this")
+
+    with ServerThread(tmp_path / "data") as server, server.client() as client:
+        workspace = client.post("/v1/workspaces", json={}).json()
+        path = f"/v1/workspaces/{workspace['id']}/batches"
+        client.post(path, json={"calls": [{"name": "bash", "arguments": {"command": "sleep 60"}}]})
+        monkeypatch.setattr(server.services.batches._storage, "apply", broken)
+        response = client.post(path, json={"calls": [{"name": "read", "arguments": {"path": "x"}}]})
+        assert response.status_code in {500, 503}
+        assert server.services.readiness.broken
+        server._thread.join(12)
+        assert not server._thread.is_alive()

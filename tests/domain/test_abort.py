@@ -38,7 +38,7 @@ async def test_an_abort_after_the_commit_comes_too_late():
 async def test_waiting_ends_with_an_abort_from_another_thread():
     signal = AbortSignal()
     thread = threading.Thread(target=signal.abort, args=(AbortReason.INTERRUPTED,))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         waiting = asyncio.ensure_future(signal.wait())
         await asyncio.sleep(0)
         thread.start()

@@ -31,7 +31,7 @@ def writing(records: Records, made: Batch, capture: int = 10_000_000) -> tuple[B
 
 
 async def finish(writer: BatchWriter, total: int = 1) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await writer.batch_ended(
             BatchStatus.COMPLETED, Summary(total, succeeded=total), "parallel", has_errors=False, terminate=False
         )
@@ -173,7 +173,7 @@ async def test_a_call_with_too_much_uncommitted_output_has_to_wait(storage):
         assert writer.call_updated(call, OutputDelta("stdout", b"x" * 1000)) is None
         waiting = writer.call_updated(call, OutputDelta("stdout", b"x" * PENDING_MAX_BYTES))
         assert waiting is not None
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await waiting
         assert records.storage.output_extent(call.id, None).bytes >= PENDING_MAX_BYTES // 2
         writer.call_ended(call, DONE)
@@ -271,7 +271,7 @@ async def test_updates_that_are_not_due_are_sent_by_time(storage):
         writer.call_updated(call, OutputDelta("stdout", b"second"))
         stream = records.log.follow(made.id, 0)
         seen = b""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             async for chunk in stream:
                 seen += chunk
                 if b"second" in seen:

@@ -41,7 +41,7 @@ async def run(
         abandon_seconds=abandon_seconds,
     )
     todo = [record.to_call() for record in made.calls]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         execution = await executor.run(todo, effective_mode(mode, table, todo), on_error)
     return execution, sink
 
@@ -171,7 +171,7 @@ async def test_a_call_with_effects_waits_for_its_stored_start_and_a_reading_one_
     sink.stored.clear()
     tools = [ScriptedTool("look", note), ScriptedTool("change", note, read_only=False)]
     running = asyncio.ensure_future(run([("change", {"n": "change"}), ("look", {"n": "look"})], tools, sink=sink))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while ("end", "c1", "succeeded") not in sink.events:  # noqa: ASYNC110 - the sink only keeps what it is told
             await asyncio.sleep(0)
     assert ran == ["look"]
@@ -259,7 +259,7 @@ async def test_cancel_stops_running_calls_and_starts_no_other():
             control=control,
         )
     )
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await entered.wait()
     control.abort(AbortReason.CANCELLED)
     execution, sink = await running
@@ -336,7 +336,7 @@ async def test_a_tool_that_does_not_come_back_is_left_behind():
     running = asyncio.ensure_future(
         run([("deaf", {})], [ScriptedTool("deaf", deaf)], control=control, abandon_seconds=0.05)
     )
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await entered.wait()
     control.abort(AbortReason.CANCELLED)
     execution, _ = await running

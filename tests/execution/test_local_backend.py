@@ -20,7 +20,7 @@ from app.execution.recovery import Recovered, recover
 from app.execution.runner import BatchRunner
 from app.hooks.base import HookChain
 from app.services.batches import BatchRequest, BatchService, CallRequest
-from app.storage.base import RequestCancel, SetWorkspaceStatus
+from app.storage.base import OperationalError, RequestCancel, SetWorkspaceStatus
 from app.tools.base import AgentTool
 from tests.support.calls import ScriptedTool, answer
 from tests.support.eventing import Records, frames, recording
@@ -49,7 +49,7 @@ class Gate:
         return answer("opened")
 
     async def until(self, count: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.entered) < count:
                 self.changed.clear()
                 await self.changed.wait()
@@ -67,15 +67,14 @@ async def serving(
         records=records.writer,
         finalizer=finalizer,
         hooks=HookChain([]),
-        tools=lambda _workspace, _names, _url: table,
-        capture_bytes=lambda _workspace, _tool: 10**6,
+        tools=lambda _workspace, _url: table,
     )
     backend = LocalBackend(runner, **limits)
     service = BatchService(
         storage=records.storage, reads=records.reads, records=records.writer, log=records.log, backend=backend
     )
     yield backend, service, finalizer
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await service.drain(0)
 
 
@@ -84,7 +83,8 @@ def request(*names: str, tool: str = "gate", **changes: Any) -> BatchRequest:
 
 
 async def submit(service: BatchService, workspace: Workspace, *names: str, **changes: Any) -> Batch:
-    return await service.submit(workspace.id, request(*names, **changes), owner="env", request_id="req-1")
+    submitted = await service.submit(workspace.id, request(*names, **changes), owner="env", request_id="req-1")
+    return submitted.batch
 
 
 async def test_a_batch_runs_to_its_stored_end(storage):
@@ -94,7 +94,7 @@ async def test_a_batch_runs_to_its_stored_end(storage):
         async with serving(records, ScriptedTool("gate", gate.run)) as (backend, service, _):
             accepted = await submit(service, await records.workspace(), "a", "b", metadata={"agent": "x"})
             assert accepted.status is BatchStatus.QUEUED
-            done = await service.get(accepted.id, owner=None, wait=10)
+            done = await service.get(accepted.id, owner=None, wait=60)
             assert not backend.is_local(accepted.id)
         assert (done.status, done.has_errors, done.metadata) == (BatchStatus.COMPLETED, False, {"agent": "x"})
         assert done.summary.to_json() == {"total": 2, "succeeded": 2, "failed": 0, "cancelled": 0, "skipped": 0}
@@ -132,10 +132,10 @@ async def test_cancelling_a_running_batch_stops_it_and_keeps_what_ended(storage)
         async with serving(records, ScriptedTool("gate", gate.run, mode="sequential"), quick) as (_, service, _):
             calls = (CallRequest("a", "quick", {}), CallRequest("b", "gate", {"n": "b"}), CallRequest("c", "quick", {}))
             workspace = await records.workspace()
-            batch = await service.submit(workspace.id, BatchRequest(calls), owner="env", request_id="r")
+            batch = (await service.submit(workspace.id, BatchRequest(calls), owner="env", request_id="r")).batch
             await gate.until(1)
             await service.cancel(batch.id, owner=None)
-            done = await service.get(batch.id, owner=None, wait=10)
+            done = await service.get(batch.id, owner=None, wait=60)
             again = await service.cancel(batch.id, owner=None)
         assert done.status is BatchStatus.CANCELLED
         assert [call.status.value for call in done.calls] == ["succeeded", "cancelled", "cancelled"]
@@ -156,7 +156,7 @@ async def test_cancelling_a_queued_batch_runs_nothing_of_it(storage):
             await gate.until(1)
             queued = await submit(service, workspace, "second")
             await service.cancel(queued.id, owner=None)
-            done = await service.get(queued.id, owner=None, wait=10)
+            done = await service.get(queued.id, owner=None, wait=60)
             assert done.status is BatchStatus.CANCELLED
             assert gate.entered == ["first"]
             events = [event.type.value for event in storage.events(queued.id, after=0)]
@@ -171,7 +171,7 @@ async def test_one_call_can_be_cancelled(storage):
             await gate.until(2)
             await service.cancel_call(batch.calls[0].id, owner=None)
             gate.open.set()
-            done = await service.get(batch.id, owner=None, wait=10)
+            done = await service.get(batch.id, owner=None, wait=60)
         assert done.status is BatchStatus.COMPLETED
         assert [call.status.value for call in done.calls] == ["cancelled", "succeeded"]
 
@@ -181,7 +181,7 @@ async def test_a_batch_that_runs_out_of_time_is_complete_with_failed_and_skipped
         gate = Gate()
         async with serving(records, ScriptedTool("gate", gate.run, mode="sequential")) as (_, service, _):
             batch = await submit(service, await records.workspace(), "a", "b", timeout_ms=50)
-            done = await service.get(batch.id, owner=None, wait=10)
+            done = await service.get(batch.id, owner=None, wait=60)
         assert done.status is BatchStatus.COMPLETED
         assert [(call.status.value, call.error and call.error.code) for call in done.calls] == [
             ("failed", ErrorCode.TIMEOUT),
@@ -196,7 +196,7 @@ async def test_draining_gives_grace_then_interrupts_and_refuses_new_work(storage
             workspace = await records.workspace()
             batch = await submit(service, workspace, "a")
             await gate.until(1)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await service.drain(0.05)
             with pytest.raises(Overloaded):
                 await submit(service, workspace, "b")
@@ -223,10 +223,10 @@ async def test_stopping_a_workspace_cancels_its_batches_alone(storage):
             first, second = await records.workspace("/srv/a"), await records.workspace("/srv/b")
             going, staying = await submit(service, first, "going"), await submit(service, second, "staying")
             await gate.until(2)
-            assert await service.stop_workspace(first.id, 10)
+            assert await service.stop_workspace(first.id, 60)
             assert (await service.get(going.id, owner=None)).status is BatchStatus.CANCELLED
             gate.open.set()
-            assert (await service.get(staying.id, owner=None, wait=10)).status is BatchStatus.COMPLETED
+            assert (await service.get(staying.id, owner=None, wait=60)).status is BatchStatus.COMPLETED
 
 
 async def test_a_caller_that_goes_away_while_its_batch_is_stored_leaves_it_running(storage):
@@ -241,7 +241,7 @@ async def test_a_caller_that_goes_away_while_its_batch_is_stored_leaves_it_runni
             with pytest.raises(asyncio.CancelledError):
                 await submitting
             page = storage.batches(workspace.id, status=None, before=None, limit=10)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not page.items or not page.items[0].status.terminal:
                     await asyncio.sleep(0.005)
                     page = storage.batches(workspace.id, status=None, before=None, limit=10)
@@ -263,7 +263,7 @@ async def test_after_a_crash_started_batches_are_interrupted_and_others_run(stor
         gate.open.set()
         async with serving(records, ScriptedTool("gate", gate.run)) as (backend, service, finalizer):
             assert await recover(storage, records.reads, finalizer, backend) == Recovered(finalized=2, requeued=1)
-            done = [await service.get(item.id, owner=None, wait=10) for item in (started, waiting, unwanted)]
+            done = [await service.get(item.id, owner=None, wait=60) for item in (started, waiting, unwanted)]
         assert [item.status.value for item in done] == ["interrupted", "completed", "cancelled"]
         assert [(call.status.value, call.error and call.error.code.value) for call in done[0].calls] == [
             ("failed", "interrupted"),
@@ -275,3 +275,35 @@ async def test_after_a_crash_started_batches_are_interrupted_and_others_run(stor
         before.call_ended(started.calls[0].to_call(), stopped(AbortReason.CANCELLED, started=True))
         with pytest.raises(Exception, match="owner"):
             await before.started_durably()
+
+
+async def test_a_batch_ends_even_when_running_it_fails_by_a_bug(storage):
+    async with recording(storage) as records:
+        broken = ScriptedTool("gate", _quick)
+        async with serving(records, broken) as (_, service, _):
+            broken.definition = None  # type: ignore[assignment]  # what uses it raises
+            batch = await submit(service, await records.workspace(), "a", "b")
+            done = await service.get(batch.id, owner=None, wait=60)
+        assert done.status is BatchStatus.INTERRUPTED
+        assert [call.error and call.error.code for call in done.calls] == [ErrorCode.INTERRUPTED] * 2
+
+
+async def test_a_batch_waits_for_a_database_that_is_away(storage):
+    async with recording(storage) as records:
+        gate = Gate()
+        gate.open.set()
+        async with serving(records, ScriptedTool("gate", gate.run)) as (_, service, _):
+            workspace = await records.workspace()
+            away = [True, True]
+            read = storage.workspace
+
+            def sometimes(workspace_id: str) -> Workspace | None:
+                if away:
+                    away.pop()
+                    raise OperationalError("away", "connection")
+                return read(workspace_id)
+
+            storage.workspace = sometimes
+            batch = await submit(service, workspace, "a")
+            done = await service.get(batch.id, owner=None, wait=60)
+        assert (done.status, away) == (BatchStatus.COMPLETED, [])

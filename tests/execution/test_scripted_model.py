@@ -55,7 +55,7 @@ async def test_read_edit_bash_and_a_final_word_take_four_requests_with_paired_id
     messages: list[dict[str, Any]] = [{"role": "user", "text": "Finish the task."}]
     final = ""
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not final:
                 said = model.reply(names, messages)
                 messages.append(said)

@@ -27,20 +27,30 @@ from tests.support.postgres import Databases, PostgresServer, installations
 from tests.support.records import make_workspace
 
 SOURCE = Path(app.__file__).parent.parent
-WAIT_SECONDS = 60
+WAIT_SECONDS = 90
 
-# Sets off when its standard input ends, so that all starters do at once.
-STARTER = """
-import sys
+# Four processes of one import, which set off together when their common standard input ends.
+STARTERS = """
+import os, sys, traceback
 from pathlib import Path
+import alembic.command
 from app.storage.sql.storage import SqlStorage
-storages = [SqlStorage(target if "://" in target else Path(target)) for target in sys.argv[1:]]
-sys.stdout.write("ready\\n")
-sys.stdout.flush()
-sys.stdin.read()
-for storage in storages:
-    storage.migrate()
-    storage.close()
+children = []
+for _ in range(4):
+    child = os.fork()
+    if child == 0:
+        try:
+            storages = [SqlStorage(target if "://" in target else Path(target)) for target in sys.argv[1:]]
+            sys.stdin.buffer.raw.read()
+            for storage in storages:
+                storage.migrate()
+                storage.close()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    children.append(child)
+sys.exit([os.waitpid(child, 0)[1] for child in children] != [0] * 4)
 """
 
 
@@ -86,27 +96,17 @@ def test_empty_database_is_brought_to_head_and_again_is_nothing(storage: SqlStor
 
 def test_four_starters_at_once_all_succeed(tmp_path: Path, postgres_url: str) -> None:
     targets: list[str | Path] = [tmp_path / "toolcrib.db", postgres_url]
-    starters = [
-        subprocess.Popen(
-            [sys.executable, "-c", STARTER, *targets],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=SOURCE,
-            env={**os.environ, "PYTHONPATH": str(SOURCE)},
-        )
-        for _ in range(4)
-    ]
-    for starter in starters:
-        assert starter.stdout is not None
-        assert starter.stdout.readline() == "ready\n"
-    for starter in starters:
-        assert starter.stdin is not None
-        starter.stdin.close()
-        starter.stdin = None
-    answers = [(starter.communicate(timeout=WAIT_SECONDS)[1], starter.returncode) for starter in starters]
-    assert answers == [("", 0)] * 4
+    answer = subprocess.run(
+        [sys.executable, "-c", STARTERS, *targets],
+        input="",
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=SOURCE,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        timeout=WAIT_SECONDS,
+    )
+    assert (answer.stderr, answer.returncode) == ("", 0)
     for target in targets:
         assert execute(target, "SELECT version_num FROM alembic_version") == [(migrations.HEAD,)]
 

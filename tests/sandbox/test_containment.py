@@ -675,3 +675,10 @@ def test_a_directory_swapped_for_a_link_all_the_time_never_leads_a_write_out(wor
     assert seen["written"] > 0
     assert seen[ErrorCode.PATH_OUTSIDE_WORKSPACE] > 0
     assert open_fds() == before
+
+
+def test_a_root_that_nobody_took_over_is_closed(tmp_path: Path) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(10):
+        Root.open(str(tmp_path))
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -1,3 +1,4 @@
+import os
 import stat
 from pathlib import Path
 
@@ -5,7 +6,15 @@ import pytest
 
 from app.domain.ids import first_id, new_id
 from app.errors import Conflict, InvalidRequest, NoSpace
-from app.services.workspace_roots import ORPHAN_SECONDS, WorkspaceRoots, from_os_error, identity, lay_in, take_out
+from app.services.workspace_roots import (
+    ORPHAN_SECONDS,
+    WorkspaceRoots,
+    from_os_error,
+    identity,
+    lay_in,
+    sweep,
+    take_out,
+)
 
 
 @pytest.fixture
@@ -125,6 +134,24 @@ def test_only_old_directories_that_look_like_workspaces_are_possible_orphans(
     monkeypatch.setattr("app.services.workspace_roots.ORPHAN_SECONDS", -1.0)
     assert roots.possible_orphans() == [old]
     assert ORPHAN_SECONDS >= 600
+
+
+def test_only_stale_temporary_files_are_swept(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    stale, fresh = tmp_path / "deep/.toolcrib-tmp-0123456789abcdef", tmp_path / ".toolcrib-tmp-fedcba9876543210"
+    for file in (stale, fresh, tmp_path / ".toolcrib-tmp-notes"):
+        file.write_text("half")
+    os.utime(stale, (1, 1))
+    os.utime(tmp_path / ".toolcrib-tmp-notes", (1, 1))
+    found = identity(str(tmp_path))
+    assert found is not None
+    assert sweep(str(tmp_path), (found[0], found[1] + 1), older_than=5.0) == 0
+    assert sweep(str(tmp_path), found, older_than=5.0) == 1
+    assert sorted(path.name for path in tmp_path.rglob(".*")) == [
+        ".toolcrib-tmp-fedcba9876543210",
+        ".toolcrib-tmp-notes",
+    ]
+    assert sweep(str(tmp_path / "missing"), found, older_than=5.0) == 0
 
 
 def test_a_full_disk_is_told_from_other_failures() -> None:

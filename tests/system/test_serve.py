@@ -130,8 +130,8 @@ def test_log_lines_carry_the_ids_of_request_and_batch_and_no_secret(lasting: Ser
         path,
         200,
     )
-    [call] = [line for line in lines if line["message"] == "tool_call" and line["request_id"] == "trace-8"]
-    assert call["batch_id"] == batch["id"]
+    [ended] = [line for line in lines if line["message"] == "batch" and line["request_id"] == "trace-8"]
+    assert (ended["batch_id"], ended["status"], ended["failed"]) == (batch["id"], "completed", 1)
 
 
 WITHOUT_KERNEL_SANDBOXES = (sys.executable, without_kernel_sandboxes.__file__)

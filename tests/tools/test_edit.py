@@ -323,6 +323,24 @@ async def test_the_encoding_that_the_workspace_reads_in_is_the_one_it_edits_in(
     assert error.message.startswith("edits[1]: newText holds '\\u65e5', which windows-1252")
 
 
+@pytest.mark.parametrize("beginning", [b"\x89PNG\r\n\x1a\n", b"%PDF-1.7\n\0"])
+async def test_the_encoding_of_the_workspace_makes_no_text_of_an_image_or_a_pdf(
+    make_bench: Callable[..., Bench], beginning: bytes
+) -> None:
+    bench = make_bench(read={"encoding": "iso-8859-2"})
+    (bench.root / "text").write_bytes(b"n = 5 \0\xe9\n")
+    await bench.edit("text", ("5", "6"))
+    (bench.root / "other").write_bytes(beginning + b"n = 5\n")
+    assert (await bench.refused("other", ("5", "6"))).code is ErrorCode.UNSUPPORTED
+
+
+async def test_an_encoding_that_read_is_sure_of_is_kept(bench: Bench) -> None:
+    text = "# 配置文件\r\n说明 = 这是一个用来演示的中文文件里面有足够多的文字。\r\nstatus = draft\r\n"
+    (bench.root / "g.ini").write_bytes(text.encode("gb18030"))
+    await bench.edit("g.ini", ("draft\n", "完成\n"))
+    assert (bench.root / "g.ini").read_bytes() == text.replace("draft", "完成").encode("gb18030")
+
+
 @pytest.mark.parametrize(
     ("data", "edit", "result"),
     [

@@ -18,6 +18,7 @@ FLAGS = ("--no-config", "--hidden", "--no-require-git", "--no-ignore-global", "-
 
 
 def files_by_ripgrep(root: Path) -> list[str]:
+    """Return the files ripgrep would search."""
     found = subprocess.run(
         [RG, "--files", *FLAGS, "--no-ignore-parent", "--glob=!.git", "."], cwd=root, capture_output=True, check=False
     )
@@ -55,6 +56,9 @@ def files_by_ripgrep(root: Path) -> list[str]:
         (".*", ".env", True),
         ("a.b.c", "a.b.c", True),
         ("*.b.c", "a.b.c", True),
+        ("[ab]\n![a]", "a", False),
+        ("![a]\n[ab]", "a", True),
+        ("d/*\n!d/a\n[x]", "d/a", False),
     ],
 )
 def test_the_last_line_that_fits_decides(rules: str, path: str, verdict: bool | None) -> None:
@@ -79,7 +83,7 @@ def test_a_long_list_of_rules_is_quick() -> None:
     assert time.perf_counter() - started < 5
 
 
-names = st.sampled_from(["a", "b", "c", "ab", "foo", "foo.py", "b.log", "x y", "#h", "!n", "[z]", "é"])
+names = st.sampled_from(["a", "b", "c", "ab", "foo", "foo.py", "b.log", "x y", "#h", "!n", "[z]", "é", "à", "漢.log"])
 atoms = st.sampled_from(
     ["a", "b", "c", "ab", "foo", "*", "?", "**", "*.py", "*.log", "a*", "*b", "[ab]", "[!a]", "[^b]*", "{a,b}", "{foo,*.log}", "[z]", "\\[z\\]", "\\#h", "\\!n", "*a*b*", "??", "[a-", "**foo", "é"]
 )  # fmt: skip

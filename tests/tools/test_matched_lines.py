@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.sandbox.containment import go_on
@@ -76,10 +76,11 @@ def test_the_ends_of_a_long_line_have_no_mark_of_a_cut(read: Read) -> None:
     assert just == LineText("x" * MAX_CHARACTERS)
 
 
+@example(before=1_000, after=0, filler="\U0001f600漢", label=None)
 @given(
     before=st.integers(0, 3_000),
     after=st.integers(0, 3_000),
-    filler=st.sampled_from(["x", "é", "漢", "\U0001f600"]),
+    filler=st.sampled_from(["x", "é", "漢", "\U0001f600", "\U0001f600漢"]),
     label=st.sampled_from([None, "utf-16le", "utf-16be", "gb18030"]),
 )
 def test_no_cut_splits_a_character_or_loses_the_match(

@@ -1,12 +1,11 @@
-"""read: whole lines of a text file, in a window that tells how to go on, in bounded memory."""
+"""read: lines, pages, images and bytes, each with what a program needs and with how to go on."""
 
-import ast
 import asyncio
+import base64
 import codecs
 import os
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -17,8 +16,6 @@ import anyio
 import jsonschema
 import orjson
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from app.domain.abort import Aborted, AbortReason, AbortSignal
 from app.domain.workspace import WorkspaceOptions
@@ -27,13 +24,23 @@ from app.sandbox.file_pool import FilePool
 from app.sandbox.local import LocalSandbox
 from app.tools.environment import ToolEnvironment
 from app.tools.file_mutation_queue import FileMutationQueue
-from app.tools.read import ReadTool, Window, read_definition, read_page
-from app.tools.text_encoding import encoding_named
+from app.tools.line_index import LineIndexes
+from app.tools.read import BLOB_MAX_BYTES, ReadTool, read_definition
+from tests.support.sample_files import image_file, pdf_file, png_bomb
 
 pytestmark = pytest.mark.anyio
 
-REPOSITORY = Path(__file__).parents[2]
 TEN_LINES = "".join(f"row {number}\n" for number in range(1, 11))
+
+
+WITHOUT_LINES = {
+    "lines": None,
+    "startLine": None,
+    "endLine": None,
+    "truncated": False,
+    "nextOffset": None,
+    "encoding": None,
+}
 
 
 class Bench:
@@ -58,6 +65,10 @@ class Bench:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
         return file
+
+    def where(self, name: str, size: int) -> dict[str, Any]:
+        """Return what the details say of a file in the root."""
+        return {"path": f"{self.root}/{name}", "relativePath": name, "bytes": size}
 
     async def read(self, path: str, signal: AbortSignal | None = None, **more: Any) -> tuple[str, dict[str, Any]]:
         """Return text and details of a read."""
@@ -439,25 +450,193 @@ async def test_characters_cut_by_a_step_or_the_sample_are_whole(bench: Bench) ->
 @pytest.mark.parametrize(
     ("content", "mime_type"),
     [
-        (b"\x89PNG\r\n\x1a\n" + bytes(range(256)), "image/png"),
-        (b"%PDF-1.4\n1 0 obj<<>>endobj\n%%EOF\0\xff", "application/pdf"),
-        (b"%PDF-1.4\nall ascii\n", "application/pdf"),
         (b"\x7fELF\x02\x01\x01\0\0", "application/x-elf"),
         (b"PK\x03\x04\x14\0\0", "application/zip"),
-        (b"\xff\xd8\xff\xe0 no nul", "image/jpeg"),
-        (b"RIFF\x10\0\0\0WEBPVP8 ", "image/webp"),
+        (b"\0\0\x01\0\x01\0", "image/x-icon"),
         (b"\0\x01\x02\x03" * 100, "application/octet-stream"),
         (b"abc\0", "application/octet-stream"),
         (b"a\0b", "application/octet-stream"),
+        (codecs.BOM_UTF32_LE + b"a\0\0\0", "text/plain; charset=utf-32"),
     ],
 )
-async def test_binary_content_is_refused_with_its_type_and_size(bench: Bench, content: bytes, mime_type: str) -> None:
+async def test_other_binary_content_is_given_as_it_is(bench: Bench, content: bytes, mime_type: str) -> None:
+    bench.put("thing", content)
+    result = await bench.tool.execute("call-1", {"path": "thing"})
+    assert result.content == [
+        {"type": "text", "text": f"thing is not text: {mime_type}, {len(content)} bytes"},
+        {"type": "blob", "data": base64.b64encode(content).decode(), "mimeType": mime_type, "bytes": len(content)},
+    ]
+    assert result.details == {**WITHOUT_LINES, **bench.where("thing", len(content)), "mimeType": mime_type}
+
+
+async def test_binary_content_above_the_limit_is_refused_with_its_type_and_size(bench: Bench) -> None:
+    bench.put("fits", b"\0" * BLOB_MAX_BYTES)
+    assert (await bench.tool.execute("call-1", {"path": "fits"})).content[1]["type"] == "blob"
+    content = b"PK\x03\x04" + b"\0" * BLOB_MAX_BYTES
     bench.put("thing", content)
     error = await bench.refused("thing")
     assert error.code is ErrorCode.UNSUPPORTED
-    assert mime_type in error.message
-    assert f"{len(content)} bytes" in error.message
-    assert (error.details["mimeType"], error.details["bytes"]) == (mime_type, len(content))
+    assert f"application/zip, {len(content)} bytes (at most {BLOB_MAX_BYTES}" in error.message
+    assert (error.details["mimeType"], error.details["bytes"]) == ("application/zip", len(content))
+
+
+async def test_an_image_is_shown_with_its_sizes(bench: Bench) -> None:
+    data = image_file("PNG")
+    bench.put("shot.txt", data)
+    result = await bench.tool.execute("call-1", {"path": "shot.txt"})
+    assert result.content == [
+        {"type": "text", "text": "shot.txt is an image (image/png, 60x40 pixels)"},
+        {"type": "image", "data": base64.b64encode(data).decode(), "mimeType": "image/png"},
+    ]
+    assert result.details == {
+        **WITHOUT_LINES,
+        **bench.where("shot.txt", len(data)),
+        "mimeType": "image/png",
+        "image": {
+            "width": 60,
+            "height": 40,
+            "originalWidth": 60,
+            "originalHeight": 40,
+            "scale": 1.0,
+            "animated": False,
+            "converted": False,
+        },
+    }
+
+
+async def test_an_image_that_was_made_smaller_says_by_how_much(bench: Bench) -> None:
+    bench.put("wide.bmp", image_file("BMP", (4_000, 100)))
+    result = await bench.tool.execute("call-1", {"path": "wide.bmp"})
+    note, image = result.content
+    assert note == {
+        "type": "text",
+        "text": "wide.bmp is an image (image/bmp, 4000x100 pixels). It is shown at 2000x50, scale 0.5: multiply "
+        "coordinates by 2 to find them in the file. It is shown as image/png.",
+    }
+    assert (image["type"], image["mimeType"]) == ("image", "image/png")
+    assert (result.details["mimeType"], result.details["image"]["scale"]) == ("image/bmp", 0.5)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 8,
+        b"\xff\xd8\xff\xe0 no nul",
+        b"RIFF\x10\0\0\0WEBPVP8 ",
+        b"GIF89a" + bytes(60),
+        b"BM" + bytes(60),
+        image_file("PNG", noise=True)[:400],
+        png_bomb(20_000, 20_000),
+    ],
+)
+async def test_what_only_begins_like_an_image_is_an_error_and_no_image(bench: Bench, content: bytes) -> None:
+    bench.put("bad.png", content)
+    error = await bench.refused("bad.png")
+    assert error.code is ErrorCode.UNSUPPORTED
+    assert error.details["bytes"] == len(content)
+    assert error.details["mimeType"].startswith("image/")
+
+
+async def test_a_pdf_is_shown_by_page(bench: Bench) -> None:
+    data = pdf_file(["one", "two", "three"])
+    bench.put("a.pdf", data)
+    text, details = await bench.read("a.pdf", offset=2, limit=1)
+    assert text == "[Page 2 of 3]\ntwo\n\n[Showing pages 2-2 of 3. Continue with offset=3.]"
+    assert details == {
+        **WITHOUT_LINES,
+        **bench.where("a.pdf", len(data)),
+        "mimeType": "application/pdf",
+        "truncated": True,
+        "nextOffset": 3,
+        "pages": 3,
+        "startPage": 2,
+        "endPage": 2,
+    }
+    assert (await bench.read("a.pdf:3"))[0] == "[Page 3 of 3]\nthree"
+    assert (await bench.refused("a.pdf", offset=4)).code is ErrorCode.INVALID_ARGUMENTS
+    for content in (b"%PDF-1.4\n1 0 obj<<>>endobj\n%%EOF\0\xff", b"%PDF-1.4\nall ascii\n"):
+        bench.put("a.pdf", content)
+        error = await bench.refused("a.pdf")
+        assert error.code is ErrorCode.UNSUPPORTED
+        assert "damaged" in error.message
+
+
+async def test_the_encoding_of_a_call_is_for_any_file_and_that_of_the_workspace_for_its_texts(
+    make_bench: Callable[..., Bench],
+) -> None:
+    bench = make_bench(read={"encoding": "windows-1252"})
+    bench.put("a.png", image_file("PNG"))
+    bench.put("a.pdf", pdf_file(["one"]))
+    assert (await bench.tool.execute("call-1", {"path": "a.png"})).content[1]["type"] == "image"
+    assert (await bench.read("a.pdf"))[0] == "[Page 1 of 1]\none"
+    assert (await bench.read("a.pdf", encoding="windows-1252", limit=1))[0].startswith("   1│ %PDF-1.4\n")
+
+
+async def test_a_path_may_name_lines(bench: Bench) -> None:
+    bench.put("ten.txt", TEN_LINES)
+    text, details = await bench.read("ten.txt:3-4")
+    assert text == "   3│ row 3\n   4│ row 4\n\n[Showing lines 3-4 of 10. Continue with offset=5.]"
+    assert (details["relativePath"], details["startLine"], details["endLine"]) == ("ten.txt", 3, 4)
+    assert (await bench.read("ten.txt:10"))[0] == "  10│ row 10"
+    assert (await bench.read(f"{bench.root}/ten.txt:9-99"))[0] == "   9│ row 9\n  10│ row 10"
+    for path in ("ten.txt:0", "ten.txt:0-3", "ten.txt:4-3", "ten.txt:11", "ten.txt:99999999999999"):
+        assert (await bench.refused(path)).code is ErrorCode.INVALID_ARGUMENTS, path
+    for more in ({"offset": 1}, {"limit": 1}):
+        error = await bench.refused("ten.txt:3-4", **more)
+        assert (error.code, "leave out" in error.message) == (ErrorCode.INVALID_ARGUMENTS, True)
+    for path in ("ten.txt:", "ten.txt:-3", "ten.txt:3-", "ten.txt:a", "ten.txt:1-2-3", ":3", "ten.txt:" + "9" * 40):
+        assert (await bench.refused(path)).code is ErrorCode.NOT_FOUND, path
+    error = await bench.refused("none.txt:3-4")
+    assert (error.code, error.message.startswith("none.txt:3-4 does not exist")) == (ErrorCode.NOT_FOUND, True)
+    assert (await bench.refused("../ten.txt:3")).code is ErrorCode.PATH_OUTSIDE_WORKSPACE
+
+
+async def test_a_file_with_the_literal_name_is_the_one_that_is_read(bench: Bench) -> None:
+    bench.put("ten.txt", TEN_LINES)
+    bench.put("ten.txt:3-4", "literal\n")
+    bench.put("ten.txt:3-4:2", "second\n")
+    bench.put("dir:7/x", "")
+    bench.put("dir", TEN_LINES)
+    assert (await bench.read("ten.txt:3-4"))[0] == "   1│ literal"
+    assert (await bench.read("ten.txt:3-4", offset=1, limit=1))[0] == "   1│ literal"
+    assert (await bench.read("ten.txt:3-4:1"))[0] == "   1│ literal"
+    assert (await bench.read("ten.txt:3-4:2"))[0] == "   1│ second"
+    assert (await bench.refused("dir:7")).code is ErrorCode.IS_A_DIRECTORY
+
+
+async def test_a_text_in_another_encoding_is_shown_with_how_sure_that_is(bench: Bench) -> None:
+    text = "Эта функция читает файл настроек и возвращает словарь.\n"
+    bench.put("ru.txt", text.encode("koi8-r"))
+    shown, details = await bench.read("ru.txt")
+    assert shown == f"   1│ {text.rstrip()}"
+    assert details["encoding"] == "koi8-r"
+    assert 0.25 <= details["encodingConfidence"] <= 1
+    assert "encodingConfidence" not in (await bench.read("ru.txt", encoding="koi8-r"))[1]
+
+
+async def test_a_later_page_of_a_large_file_is_found_without_going_through_it_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    indexes = LineIndexes(clock=lambda: time.time_ns() + 10**10)
+    monkeypatch.setattr("app.tools.read._LINE_INDEXES", indexes)
+    bench.put("big.txt", "".join(f"line {number}\n" for number in range(1, 1_000_001)))
+    first, details = await bench.read("big.txt", offset=600_000, limit=2)
+    assert first.startswith("600000│ line 600000\n600001│ line 600001\n")
+    assert len(indexes) == 1
+    reads = 0
+    real = os.read
+
+    def counting(fd: int, size: int) -> bytes:
+        nonlocal reads
+        reads += size
+        return real(fd, size)
+
+    monkeypatch.setattr("app.tools.text_page.os.read", counting)
+    assert (await bench.read("big.txt", offset=600_000, limit=2)) == (first, details)
+    assert reads < 3 * 1_048_576
+    # Another content under the same name is another file.
+    bench.put("big.txt", "".join(f"LINE {number}\n" for number in range(1, 1_000_001)))
+    assert (await bench.read("big.txt", offset=600_000, limit=1))[0].startswith("600000│ LINE 600000\n")
 
 
 async def test_the_content_decides_and_not_the_name(bench: Bench) -> None:
@@ -541,37 +720,10 @@ async def test_files_of_the_kernel_that_claim_to_be_empty_are_read_to_their_end(
     assert details["bytes"] == len(text) + 1
 
 
-def test_a_file_that_grows_or_shrinks_meanwhile_ends_where_reading_ends(tmp_path: Path) -> None:
-    file = tmp_path / "f"
-    file.write_bytes(b"a\nb\n")
-    for claimed in (0, 1, 3, 4, 5, 100, 10**9):
-        fd = os.open(file, os.O_RDONLY)
-        try:
-            page = read_page(fd, claimed, Window("f", 1, 10, 1000), lambda: None)
-        finally:
-            os.close(fd)
-        assert (page.text, page.lines, page.next_offset) == ("   1│ a\n   2│ b", 2, None)
-
-
-async def test_reading_stops_when_the_call_has_to(bench: Bench) -> None:
-    bench.put("big.txt", b"x\n" * 5_000_000)
+async def test_a_call_that_was_cancelled_reads_nothing(bench: Bench) -> None:
+    bench.put("big.txt", b"x\n" * 1_000_000)
     signal = AbortSignal()
-    steps = 0
-    fd = os.open(bench.root / "big.txt", os.O_RDONLY)
-
-    def check() -> None:
-        nonlocal steps
-        steps += 1
-        if steps == 3:
-            signal.abort(AbortReason.CANCELLED)
-        signal.raise_if_aborted()
-
-    try:
-        with pytest.raises(Aborted):
-            read_page(fd, 10_000_000, Window("big.txt", 4_000_000, 10, 1000), check)
-        assert os.lseek(fd, 0, os.SEEK_CUR) < 1_000_000
-    finally:
-        os.close(fd)
+    signal.abort(AbortReason.CANCELLED)
     with pytest.raises(Aborted):
         await bench.read("big.txt", signal)
 
@@ -615,13 +767,22 @@ async def test_no_text_is_larger_as_json_than_a_stored_result_may_be(make_bench:
 
 async def test_no_descriptor_is_left_behind_by_any_outcome(bench: Bench) -> None:
     bench.put("a.txt", "a\n")
-    bench.put("b.bin", b"\0\1")
+    bench.put("b.png", b"\x89PNG\r\n\x1a\n")
+    bench.put("b.pdf", b"%PDF-1.4")
     bench.put("dir/x", "")
     await bench.read("a.txt")
     before = open_fds()
     for _ in range(20):
         await bench.read("a.txt")
-        for path, more in (("b.bin", {}), ("dir", {}), ("a.txt", {"offset": 9}), ("../x", {}), ("none", {})):
+        for path, more in (
+            ("b.png", {}),
+            ("b.pdf", {}),
+            ("a.txt:0", {}),
+            ("dir", {}),
+            ("a.txt", {"offset": 9}),
+            ("../x", {}),
+            ("none", {}),
+        ):
             await bench.refused(path, **more)
     assert open_fds() == before
 
@@ -647,113 +808,3 @@ async def test_spellings_of_other_tools_are_understood(bench: Bench) -> None:
     (block,) = result.content
     assert block["type"] == "text"
     assert block["text"].startswith("row 2\n")
-
-
-LINES = st.text(st.sampled_from("ab 漢é😀\r\f\u2028"), max_size=30)
-CODECS = st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "gb18030"])
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    lines=st.lists(LINES, min_size=1, max_size=40),
-    ends=st.lists(st.sampled_from(["\n", "\r\n"]), min_size=40, max_size=40),
-    final=st.booleans(),
-    codec=CODECS,
-    limit=st.integers(1, 12),
-    numbered=st.booleans(),
-)
-def test_following_next_offset_loses_and_repeats_no_line(
-    tmp_path: Path,
-    lines: list[str],
-    ends: list[str],
-    final: bool,
-    codec: str,
-    limit: int,
-    numbered: bool,
-) -> None:
-    content = "".join(line + end for line, end in zip(lines, ends, strict=False))
-    if not final:
-        content = content[: -len(ends[len(lines) - 1])]
-    raw = content.encode(codec)
-    encoding = {"utf-16-le": encoding_named("utf-16le"), "gb18030": encoding_named("gb18030")}.get(codec)
-    expected = content.replace("\r\n", "\n").split("\n")
-    if not expected[-1]:
-        expected.pop()
-    if not expected:
-        return
-    file = tmp_path / "f"
-    file.write_bytes(raw)
-    seen: list[str] = []
-    offset: int | None = 1
-    while offset is not None:
-        fd = os.open(file, os.O_RDONLY)
-        try:
-            page = read_page(fd, len(raw), Window("f", offset, limit, 256, numbered, encoding), lambda: None)
-        finally:
-            os.close(fd)
-        assert len(page.text.encode()) <= 256
-        assert (page.lines, page.start_line, page.bytes) == (len(expected), offset, len(raw))
-        body = page.text.rpartition("\n\n[Showing")[0] if page.next_offset else page.text
-        shown = body.split("\n")
-        assert len(shown) <= limit
-        assert page.end_line == offset + len(shown) - 1
-        if numbered:
-            assert [line[:6] for line in shown] == [f"{number:4}│ " for number in range(offset, offset + len(shown))]
-            shown = [line[6:] for line in shown]
-        seen += shown
-        offset = page.next_offset
-    assert seen == expected
-
-
-BIG_FILES = r"""
-import os, re, sys, time
-from app.tools.read import Window, read_page
-from app.errors import ToolError
-lines, single = sys.argv[1:]
-def timed(name, offset):
-    fd = os.open(name, os.O_RDONLY)
-    began = time.monotonic()
-    try:
-        page = read_page(fd, os.fstat(fd).st_size, Window("big", offset, 2000, 1_000_000), lambda: None)
-        said = page.text.partition(chr(10))[0], page.lines
-    except ToolError as error:
-        said = str(error.code), error.details["lineBytes"]
-    os.close(fd)
-    return said, time.monotonic() - began
-def peak():
-    return int(re.search(r"VmHWM:\s+(\d+) kB", open("/proc/self/status").read())[1]) * 1024
-base = peak()
-print(timed(lines, 2_900_000))
-print(timed(single, 1))
-print(repr((peak(), peak() - base)))
-"""
-
-
-def test_memory_does_not_grow_with_the_file_or_the_line(tmp_path: Path) -> None:
-    """155 MB of lines, and one line of 3 GB (a sparse file: NUL bytes, told to be windows-1252)."""
-    lines = tmp_path / "lines.txt"
-    with lines.open("wb") as out:
-        step = b"".join(b"line %07d some text to make it fifty bytes long..\n" % number for number in range(1000))
-        for _ in range(3_000):
-            out.write(step)
-    single = tmp_path / "single.txt"
-    with single.open("wb") as out:
-        out.write(b"x" * 100_000)
-        out.truncate(3_000_000_000)
-    done = subprocess.run(
-        [sys.executable, "-c", BIG_FILES, str(lines), str(single)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    said = done.stdout.splitlines()
-    (first, count), _ = ast.literal_eval(said[0])
-    assert first == "2900000│ line 0000999 some text to make it fifty bytes long.."
-    assert count == 3_000_000
-    assert "too_large" in said[1]
-    peak, growth = ast.literal_eval(said[2])
-    assert growth < 16_000_000
-    assert peak < 96_000_000

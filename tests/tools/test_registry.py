@@ -16,6 +16,7 @@ from app.tools.file_mutation_queue import FileMutationQueue
 from app.tools.registry import (
     ToolName,
     ToolsOptions,
+    WorkspaceTools,
     all_tool_names,
     create_all_tool_definitions,
     create_all_tools,
@@ -26,6 +27,7 @@ from app.tools.registry import (
     create_tool,
     create_tool_definition,
 )
+from tests.support.calls import workspace
 
 pytestmark = pytest.mark.anyio
 
@@ -146,3 +148,15 @@ async def test_tools_made_without_shared_means_share_those_of_the_process(tmp_pa
     first, second = (create_tool("write", str(tmp_path)) for _ in range(2))
     assert first is not second
     assert first._environment == second._environment  # type: ignore[attr-defined]
+
+
+def test_a_workspaces_tools_are_all_there_and_made_when_asked_for(tmp_path: Path) -> None:
+    owner = workspace(str(tmp_path), options=WorkspaceOptions.model_validate({"read": {"maxLines": 7}}))
+    tools = WorkspaceTools(ToolsOptions(), owner, lambda _call: None)
+    assert list(tools) == [name.value for name in all_tool_names]
+    assert len(tools) == len(all_tool_names)
+    assert "7 lines" in tools["read"].description
+    assert tools["read"] is tools["read"]
+    assert "nothing" not in tools
+    with pytest.raises(KeyError):
+        tools["nothing"]

@@ -64,7 +64,7 @@ def test_globs_are_passed_on_when_ripgrep_means_the_same_by_them() -> None:
 
 
 @pytest.mark.parametrize("glob", ["*", "src/**", "[ab]", "a/", "/a", "./a", "a//b", "{a/b,c}", "{a,}", "!a", "#a", "a\\b",
-                                  "a**b", "../a", "é", " a"])  # fmt: skip
+                                  "a**b", "a?", "../a", "é", " a"])  # fmt: skip
 def test_other_globs_are_left_to_us(glob: str) -> None:
     assert globs(include=glob) == ["!.git", "!.toolcrib-tmp-*"]
 

@@ -1,6 +1,7 @@
-"""What a text is encoded in: decided in one order, never guessed, named as the standard does."""
+"""What a text is encoded in: decided in one order, guessed only beyond doubt, named as the standard does."""
 
 import codecs
+import random
 
 import pytest
 from hypothesis import given
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from app.errors import ErrorCode, ToolError
 from app.tools.text_encoding import (
+    SAMPLE_BYTES,
     UTF_8,
     UTF_8_BOM,
     NotText,
@@ -131,6 +133,98 @@ def test_every_encoding_has_a_codec_and_writes_back_what_it_reads() -> None:
         encoding = encoding_named(name)
         assert encoding.name == name
         assert encoding.encode(encoding.decode(b"plain text\r\n")) == b"plain text\r\n"
+
+
+LANGUAGES = {
+    "zh": "这个函数读取配置文件并返回一个字典、如果文件不存在就抛出异常。请在修改之前先备份数据库。",
+    "zh-tw": "這個函式讀取設定檔並傳回一個字典、如果檔案不存在就拋出例外。請在修改之前先備份資料庫。",
+    "ja": "この関数は設定ファイルを読み込み、辞書を返します。ファイルが存在しない場合は例外を送出します。",
+    "ko": "이 함수는 설정 파일을 읽어 사전을 반환합니다. 파일이 없으면 예외가 발생합니다.",
+    "ru": "Эта функция читает файл настроек и возвращает словарь. Если файла нет, возникает исключение.",
+    "fr": "Cette fonction lit le fichier de réglages et renvoie un dictionnaire. Si le fichier n'existe pas, une "
+    "exception est levée. Avant toute modification, sauvegardez la base de données ; le café est très serré à côté. "
+    "Les paramètres non précisés sont remplacés par défaut, et les clés ignorées après vérification.",
+    "el": "Αυτή η συνάρτηση διαβάζει το αρχείο ρυθμίσεων και επιστρέφει ένα λεξικό.",
+}
+
+
+@pytest.mark.parametrize(
+    ("language", "name"),
+    [
+        ("zh", "gb18030"),
+        ("zh-tw", "big5"),
+        ("ja", "shift_jis"),
+        ("ja", "euc-jp"),
+        ("ko", "euc-kr"),
+        ("ru", "windows-1251"),
+        ("ru", "koi8-r"),
+        ("ru", "ibm866"),
+        ("ru", "iso-8859-5"),
+        ("fr", "windows-1252"),
+        ("el", "windows-1253"),
+    ],
+)
+@pytest.mark.parametrize("frame", ["{}\r\n", "# {}\nx = 1\n", "{}\n" * 2_000])
+def test_a_text_of_some_length_is_told_by_what_it_looks_like(language: str, name: str, frame: str) -> None:
+    text = frame.replace("{}", LANGUAGES[language])
+    data = encoding_named(name).encode(text)
+    sample = data[:SAMPLE_BYTES]
+    found = detect_encoding(sample, whole=len(data) <= SAMPLE_BYTES)
+    assert isinstance(found, TextEncoding)
+    assert found.decode(data) == text
+    assert found.encode(text) == data
+    assert found.confidence is not None
+    assert 0.25 <= found.confidence <= 1
+
+
+def test_what_is_known_has_no_confidence() -> None:
+    for data in (b"plain", codecs.BOM_UTF8, "x".encode("utf-16"), "Ж".encode()):
+        found = detect_encoding(data, whole=True)
+        assert isinstance(found, TextEncoding)
+        assert found.confidence is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"caf\xe9",
+        b'menu = "caf\xe9 au lait"\nprice = 3\n',
+        "Straße 5\n".encode("cp1252"),
+        "price: 5 €\n".encode("cp1252"),
+        "# 中文注释\nx = 1\n".encode("gbk"),
+        "Größe, Übung, naïve café".encode("mac_roman"),
+        "Ça va? À bientôt, élève".encode("cp850"),
+        "これは".encode("cp932"),
+    ],
+)
+def test_a_few_odd_bytes_tell_nothing(data: bytes) -> None:
+    found = detect_encoding(data, whole=True)
+    assert isinstance(found, NotText)
+    assert not found.binary
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_damaged_utf_8_is_not_taken_for_another_encoding(language: str) -> None:
+    whole = (LANGUAGES[language] * 3).encode()
+    for data in (whole + b"\xe9", b"\xa4" + whole, whole + b"caf\xe9 " + whole):
+        found = detect_encoding(data, whole=True)
+        assert isinstance(found, NotText)
+        assert not found.binary
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bytes_that_look_like_no_language_tell_nothing(seed: int) -> None:
+    data = bytes(random.Random(seed).choices(range(0xA0, 0x100), k=40))
+    assert detect_encoding(data, whole=True) == NotText("text/plain", 0)
+
+
+@given(st.binary(min_size=16, max_size=400))
+def test_what_is_guessed_is_text_and_gives_its_bytes_back(data: bytes) -> None:
+    found = detect_encoding(data, whole=True)
+    if isinstance(found, TextEncoding) and found.confidence is not None:
+        text = found.decode(data)
+        assert found.encode(text) == data
+        assert not any(character < " " and character not in "\t\n\v\f\r\x1b" for character in text)
 
 
 @given(st.binary(max_size=60))

@@ -77,6 +77,8 @@ function operationView(document_, path, method, operation) {
   const body = content && element("textarea", { spellcheck: false, ariaLabel: "Body" });
   if (body) body.value = JSON.stringify(STARTS[operation.operationId] || example(document_, content.schema), null, 2);
 
+  const streams = Object.values(operation.responses).some((response) => response.content?.["text/event-stream"]);
+
   const request = () => {
     let url = path;
     const query = new URLSearchParams();
@@ -94,7 +96,8 @@ function operationView(document_, path, method, operation) {
   const curl = element("pre");
   const renew = () => {
     const { url, headers, body: sent } = request();
-    const lines = [`curl ${method === "GET" ? "" : method === "HEAD" ? "-I " : `-X ${method} `}${quote(location.origin + url)}`];
+    const flags = { GET: streams ? "-N " : "", HEAD: "-I " }[method] ?? `-X ${method} `;
+    const lines = [`curl ${flags}${quote(location.origin + url)}`];
     // The line is made to be copied: the key stays out of it.
     for (const [name, value] of Object.entries(headers)) {
       lines.push(name === "Authorization" ? '-H "Authorization: Bearer $TOOLCRIB_API_KEY"' : `-H ${quote(`${name}: ${value}`)}`);

@@ -6,8 +6,10 @@ from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
 from app.api.dependencies import (
+    REPLAYED,
     BatchId,
     Cursor,
+    IdempotencyHeader,
     Limit,
     Reader,
     Services,
@@ -16,6 +18,7 @@ from app.api.dependencies import (
     Writer,
     accepts_events,
     event_cursor,
+    idempotency_key,
     read_json,
     refuse_when_draining,
     require_events,
@@ -26,10 +29,11 @@ from app.api.event_stream import EventStream
 from app.api.openapi import Responses, at_every_route, body_of, header, problems, reference
 from app.api.schemas import BatchBody, BatchListBody, BatchRequestBody, CallBody, EventBody, batch_request
 from app.api.wire import batch_item_json, batch_json, call_json, decode_cursor, json_response, list_response
-from app.domain.batch import Batch, BatchStatus
+from app.domain.batch import BatchStatus
+from app.domain.idempotency import IdempotencyKey
 from app.errors import NotFound
 from app.events.log import Updates
-from app.services.batches import BatchRequest, CallRequest
+from app.services.batches import BatchRequest, CallRequest, Submitted
 from app.services.keys import Caller
 
 TOOL_WAIT_SECONDS: Final = 30.0
@@ -38,6 +42,7 @@ router = APIRouter(prefix="/v1", tags=["batches"], responses=at_every_route())
 
 _LOCATION: Final = header("The batch, `/v1/batches/{id}`.")
 _APPLIED: Final = header("`wait=SECONDS` when `Prefer: wait=` was followed.")
+_REPLAYED: Final = header("`true` when an earlier request with the same `Idempotency-Key` made the batch.")
 _STREAM: Final[dict[str, Any]] = {"schema": reference(EventBody.__name__)}
 _ACCEPTED: Final = (
     "malformed_json",
@@ -46,7 +51,15 @@ _ACCEPTED: Final = (
     "workspace_gone",
     "workspace_moved",
 )
-_MAKES: Final = problems(*_ACCEPTED, "not_found", "overloaded", "storage_unavailable", "no_space")
+_MAKES: Final = problems(
+    *_ACCEPTED,
+    "not_found",
+    "invalid_request",
+    "idempotency_key_reused",
+    "overloaded",
+    "storage_unavailable",
+    "no_space",
+)
 UpdatesParameter = Annotated[
     Updates,
     Query(
@@ -70,26 +83,34 @@ UpdatesParameter = Annotated[
             "model": BatchBody,
             "description": "The batch has ended, or its event stream",
             "content": {"text/event-stream": _STREAM},
-            "headers": {"Location": _LOCATION, "Preference-Applied": _APPLIED},
+            "headers": {"Location": _LOCATION, "Preference-Applied": _APPLIED, "Idempotent-Replayed": _REPLAYED},
         },
         202: {
             "model": BatchBody,
             "description": "The batch was accepted",
-            "headers": {"Location": _LOCATION, "Preference-Applied": _APPLIED},
+            "headers": {"Location": _LOCATION, "Preference-Applied": _APPLIED, "Idempotent-Replayed": _REPLAYED},
         },
         **_MAKES,
     },
 )
 async def create_batch(
-    request: Request, workspace_id: WorkspaceId, caller: Writer, wait: Wait = None, updates: UpdatesParameter = "delta"
+    request: Request,
+    workspace_id: WorkspaceId,
+    caller: Writer,
+    wait: Wait = None,
+    updates: UpdatesParameter = "delta",
+    key: IdempotencyHeader = None,
 ) -> Response:
     services = services_of(request)
     refuse_when_draining(services)
-    asked = batch_request(await read_json(request))
-    batch = await _submit(services, request, workspace_id, asked, caller)
-    headers = {"Location": f"/v1/batches/{batch.id}"}
+    body = await read_json(request)
+    asked = batch_request(body)
+    idempotency = await idempotency_key(key, "batch", body)
+    submitted = await _submit(services, request, workspace_id, asked, caller, idempotency)
+    batch = submitted.batch
+    headers = _headers(submitted)
     if accepts_events(request):
-        return _stream(services, batch, updates, headers)
+        return _stream(services, submitted, updates, headers)
     time = waiting(request, wait)
     if time.seconds > 0:
         batch = await services.batches.get(batch.id, owner=None, wait=time.seconds)
@@ -216,11 +237,15 @@ async def cancel_batch(request: Request, batch_id: BatchId, _caller: Writer) -> 
         }
     },
     responses={
-        200: {"model": CallBody, "description": "The call has ended", "headers": {"Location": _LOCATION}},
+        200: {
+            "model": CallBody,
+            "description": "The call has ended",
+            "headers": {"Location": _LOCATION, "Idempotent-Replayed": _REPLAYED},
+        },
         202: {
             "model": CallBody,
             "description": "The call goes on; its batch is at `Location`",
-            "headers": {"Location": _LOCATION},
+            "headers": {"Location": _LOCATION, "Idempotent-Replayed": _REPLAYED},
         },
         **_MAKES,
     },
@@ -231,6 +256,7 @@ async def call_tool(
     tool: Annotated[str, Path(description="The tool's name.")],
     caller: Writer,
     wait: Wait = None,
+    key: IdempotencyHeader = None,
 ) -> Response:
     services = services_of(request)
     refuse_when_draining(services)
@@ -238,28 +264,49 @@ async def call_tool(
         raise NotFound(f"there is no tool {tool[:64]}; there are {', '.join(services.tools.names)}")
     arguments = await read_json(request, empty={})
     asked = BatchRequest((CallRequest(None, tool, arguments),), metadata={})
-    batch = await _submit(services, request, workspace_id, asked, caller)
+    idempotency = await idempotency_key(key, f"tool:{tool}", arguments)
+    submitted = await _submit(services, request, workspace_id, asked, caller, idempotency)
     time = waiting(request, wait, default=TOOL_WAIT_SECONDS)
-    batch = await services.batches.get(batch.id, owner=None, wait=time.seconds)
-    headers = {"Location": f"/v1/batches/{batch.id}", **time.headers}
+    batch = await services.batches.get(submitted.batch.id, owner=None, wait=time.seconds)
+    headers = {**_headers(submitted), **time.headers}
     return json_response(call_json(batch.calls[0]), 200 if batch.status.terminal else 202, headers)
 
 
 async def _submit(
-    services: Services, request: Request, workspace_id: str, asked: BatchRequest, caller: Caller
-) -> Batch:
+    services: Services,
+    request: Request,
+    workspace_id: str,
+    asked: BatchRequest,
+    caller: Caller,
+    idempotency: IdempotencyKey | None,
+) -> Submitted:
+    if idempotency is not None:
+        batch = await services.batches.attach(workspace_id, idempotency, owner=caller.id)
+        if batch is not None:
+            return Submitted(batch, attached=True)
     await services.workspaces.check_root(workspace_id)
     return await services.batches.submit(
-        workspace_id, asked, owner=caller.id, request_id=request.scope["state"]["request_id"]
+        workspace_id,
+        asked,
+        owner=caller.id,
+        request_id=request.scope["state"]["request_id"],
+        idempotency=idempotency,
     )
 
 
-def _stream(services: Services, batch: Batch, updates: Updates, headers: dict[str, str]) -> Response:
+def _headers(submitted: Submitted) -> dict[str, str]:
+    return {"Location": f"/v1/batches/{submitted.batch.id}", **(REPLAYED if submitted.attached else {})}
+
+
+def _stream(services: Services, submitted: Submitted, updates: Updates, headers: dict[str, str]) -> Response:
+    batch = submitted.batch
+
     async def cancel() -> None:
         await services.batches.cancel(batch.id, owner=None)
 
     return EventStream(
         services.batches.follow(batch, updates),
         headers=headers,
-        on_disconnect=cancel if batch.on_disconnect == "cancel" else None,
+        # Who only attached is not the client the batch was to end with.
+        on_disconnect=cancel if batch.on_disconnect == "cancel" and not submitted.attached else None,
     )

@@ -9,8 +9,8 @@ from pydantic import AfterValidator, StringConstraints, WithJsonSchema
 from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
+from app.api.byte_range import byte_range
 from app.api.dependencies import CallId, Cursor, Limit, Reader, Writer, services_of
-from app.api.errors import RangeNotSatisfiable
 from app.api.event_stream import BoundedStream
 from app.api.openapi import Responses, at_every_route, header, problems
 from app.api.schemas import CallBody, CallListBody
@@ -22,7 +22,6 @@ from app.storage.base import CallFilter
 
 router = APIRouter(prefix="/v1/calls", tags=["calls"], responses=at_every_route())
 
-_RANGE: Final = re.compile(r"bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})\s*\Z", re.IGNORECASE)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TEXT: Final = "text/plain; charset=utf-8"
 
@@ -190,7 +189,7 @@ async def get_output(
         return BoundedStream(batches.follow_output(call, only, 0), 200, {}, _TEXT)
     total = await batches.output_extent(call, only)
     # Range is defined for GET alone.
-    wanted = None if request.method == "HEAD" else _range(request.headers.get("range"), total)
+    wanted = None if request.method == "HEAD" else byte_range(request.headers.get("range"), total, "the output so far")
     start, end = wanted or (0, total)
     headers = {"Accept-Ranges": "bytes", "Content-Length": str(end - start)}
     if request.method == "HEAD":
@@ -198,23 +197,3 @@ async def get_output(
     if wanted is not None:
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{total}"
     return BoundedStream(batches.output(call, only, start, end), 200 if wanted is None else 206, headers, _TEXT)
-
-
-def _range(value: str | None, total: int) -> tuple[int, int] | None:
-    """Return the bytes `start … end - 1` a Range header asks for; None when it is to be ignored.
-
-    Raises:
-        RangeNotSatisfiable: it begins past the end.
-    """
-    found = None if value is None else _RANGE.match(value.strip())
-    if found is None or not (found[1] or found[2]):
-        return None
-    if found[1]:
-        start, end = int(found[1]), min(int(found[2]) + 1, total) if found[2] else total
-        if found[2] and int(found[2]) < start:
-            return None
-    else:
-        start, end = max(0, total - int(found[2])), total
-    if start >= end:
-        raise RangeNotSatisfiable(f"the output has {total} bytes so far", headers={"Content-Range": f"bytes */{total}"})
-    return start, end

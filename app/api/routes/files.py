@@ -153,7 +153,7 @@ _DOWNLOAD: Final[Responses] = {
         "content": _BYTES,
         "headers": {"Content-Range": header("`bytes FIRST-LAST/ALL`"), **_ETAG},
     },
-    304: {"description": "The file has an ETag that `If-None-Match` names", "content": {}, "headers": _ETAG},
+    304: {"description": "The file has an ETag that `If-None-Match` names", "headers": _ETAG},
     **problems(*_PATHS, "bad_request", "precondition_failed", "range_not_satisfiable"),
 }
 _ARCHIVES: Final = {
@@ -208,7 +208,10 @@ async def get_file(request: Request, workspace_id: WorkspaceId, _caller: Reader,
             Condition(match=condition.match).require(download.etag, download.path)
         if condition.none_match is not None and condition.none_match.weakly_name(download.etag):
             return Response(status_code=304, headers=headers)
-        headers |= {"Accept-Ranges": "bytes", **content_headers(download.path, download.head)}
+        headers |= {
+            "Accept-Ranges": "bytes",
+            **content_headers(download.path, download.head, whole=download.bytes == len(download.head)),
+        }
         if request.method == "HEAD":
             # Range is defined for GET alone.
             return Response(None, 200, {**headers, "Content-Length": str(download.bytes)})

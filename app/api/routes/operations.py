@@ -80,6 +80,8 @@ async def get_version(request: Request) -> Response:
             "python": about.python,
             "database": about.database,
             "sandbox": about.sandbox,
+            "ripgrep": about.ripgrep,
+            "powershell": about.powershell,
             "tools": list(services.tools.names),
         }
     )

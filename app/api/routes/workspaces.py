@@ -6,11 +6,14 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from app.api.dependencies import (
+    REPLAYED,
     Cursor,
+    IdempotencyHeader,
     Limit,
     Reader,
     WorkspaceId,
     Writer,
+    idempotency_key,
     read_json,
     refuse_when_draining,
     services_of,
@@ -40,14 +43,32 @@ _BODY: Final = ("malformed_json", "payload_too_large", "unsupported_media_type")
     response_model=None,
     openapi_extra=body_of(WorkspaceRequestBody, required=False),
     responses={
-        201: {"model": WorkspaceBody, "headers": {"Location": header("The workspace, `/v1/workspaces/{id}`.")}},
-        **problems(*_BODY, "conflict", "overloaded", "storage_unavailable", "no_space"),
+        201: {
+            "model": WorkspaceBody,
+            "headers": {
+                "Location": header("The workspace, `/v1/workspaces/{id}`."),
+                "Idempotent-Replayed": header(
+                    "`true` when an earlier request with the same `Idempotency-Key` made the workspace."
+                ),
+            },
+        },
+        **problems(
+            *_BODY,
+            "conflict",
+            "workspace_gone",
+            "invalid_request",
+            "idempotency_key_reused",
+            "overloaded",
+            "storage_unavailable",
+            "no_space",
+        ),
     },
 )
-async def create_workspace(request: Request, caller: Writer) -> Response:
+async def create_workspace(request: Request, caller: Writer, key: IdempotencyHeader = None) -> Response:
     services = services_of(request)
     refuse_when_draining(services)
-    body = validated(WorkspaceRequestBody, await read_json(request, empty={}))
+    given = await read_json(request, empty={})
+    body = validated(WorkspaceRequestBody, given)
     asked = WorkspaceRequest(
         name=body.name,
         metadata=body.metadata,
@@ -57,8 +78,10 @@ async def create_workspace(request: Request, caller: Writer) -> Response:
         trusted=body.trusted,
         root=body.root,
     )
-    workspace = await services.workspaces.create(asked, owner=caller.id)
-    return json_response(workspace_json(workspace), 201, {"Location": f"/v1/workspaces/{workspace.id}"})
+    idempotency = await idempotency_key(key, "workspace", given)
+    created = await services.workspaces.create(asked, owner=caller.id, idempotency=idempotency)
+    headers = {"Location": f"/v1/workspaces/{created.workspace.id}", **(REPLAYED if created.attached else {})}
+    return json_response(workspace_json(created.workspace), 201, headers)
 
 
 @router.get(

@@ -26,6 +26,8 @@ from app.storage.base import (
     CreateKey,
     CreateWorkspace,
     DataError,
+    Existing,
+    Made,
     OperationalError,
     Refused,
     RequestCancel,
@@ -53,6 +55,7 @@ from app.storage.sql.schema import (
 APPLIED: Final = Applied()
 NOT_FOUND: Final = Refused("not_found")
 GONE: Final = Refused("gone")
+KEY_REUSED: Final = Refused("key_reused")
 OVERLAP: Final = Refused("overlap")
 TERMINAL: Final = Refused("terminal")
 FENCED: Final = Refused("fenced")
@@ -88,6 +91,8 @@ _SELECT_CALLS: Final = (
     .order_by(calls.c.id)
     .with_for_update(key_share=True)
 )
+_SELECT_MADE_WORKSPACES: Final = select(workspaces.c.idempotency_key, workspaces.c.id, workspaces.c.request_digest)
+_SELECT_MADE_BATCHES: Final = select(batches.c.idempotency_key, batches.c.id, batches.c.request_digest)
 _SELECT_KEYS: Final = select(api_keys.c.id, api_keys.c.token_hash)
 # Two searches of one index; joined by OR, SQLite would go through all open workspaces instead.
 _SELECT_OVERLAP: Final = union_all(
@@ -112,6 +117,8 @@ class GroupWriter:
         self.find_workspaces = PreparedLookup(_SELECT_WORKSPACES, workspaces.c.id, engine)
         self.find_batches = PreparedLookup(_SELECT_BATCHES, batches.c.id, engine)
         self.find_calls = PreparedLookup(_SELECT_CALLS, calls.c.id, engine)
+        self.find_made_workspaces = PreparedLookup(_SELECT_MADE_WORKSPACES, workspaces.c.idempotency_key, engine)
+        self.find_made_batches = PreparedLookup(_SELECT_MADE_BATCHES, batches.c.idempotency_key, engine)
         self.find_keys = PreparedLookup(_SELECT_KEYS, api_keys.c.id, engine)
         fence = (
             (batches.c.id == bindparam("b_id"))
@@ -238,6 +245,8 @@ class _Plan:
         workspace_ids: set[str] = set()
         call_ids: set[str] = set()
         key_ids: set[str] = set()
+        workspace_keys: set[str] = set()
+        batch_keys: set[str] = set()
         roots = False
         for write in self._group:
             match write:
@@ -246,12 +255,16 @@ class _Plan:
                 case SubmitBatch(batch=batch):
                     batch_ids.add(batch.id)
                     workspace_ids.add(batch.workspace_id)
+                    if (key := _scoped_key(write)) is not None:
+                        batch_keys.add(key)
                 case RequestCancel(batch_id=batch_id, call_id=call_id):
                     batch_ids.add(batch_id)
                     if call_id is not None:
                         call_ids.add(call_id)
                 case CreateWorkspace(workspace=workspace):
                     workspace_ids.add(workspace.id)
+                    if (key := _scoped_key(write)) is not None:
+                        workspace_keys.add(key)
                     roots = True
                 case UpdateWorkspace() | SetWorkspaceStatus():
                     workspace_ids.add(write.workspace_id)
@@ -265,6 +278,11 @@ class _Plan:
         }
         self._batches = {row[0]: _BatchState(*row) for row in find.find_batches.run(self._cursor, batch_ids)}
         self._calls = {row[0]: _CallState(*row) for row in find.find_calls.run(self._cursor, call_ids)}
+        # After the locks: another process that uses one of these keys holds its workspace's row, or that of the roots.
+        made = find.find_made_workspaces.run(self._cursor, workspace_keys)
+        self._made_workspaces = {key: Made(made_id, digest) for key, made_id, digest in made}
+        made = find.find_made_batches.run(self._cursor, batch_keys)
+        self._made_batches = {key: Made(made_id, digest) for key, made_id, digest in made}
         self._keys: dict[str, bytes] = dict(find.find_keys.run(self._cursor, key_ids))
 
     # -- deciding ---------------------------------------------------------------------------------------------------
@@ -358,13 +376,17 @@ class _Plan:
             if (stored.workspace_id, stored.created_at) != (batch.workspace_id, batch.created_at):
                 raise DataError(f"another batch has the id {batch.id}")
             return APPLIED
+        repeated = _repeated(write, self._made_batches)
+        if repeated is not None:
+            return repeated
         workspace = self._workspaces.get(batch.workspace_id)
         if workspace is None:
             return NOT_FOUND
         if workspace.status != WorkspaceStatus.ACTIVE.value:
             return GONE
+        _note_key(write, batch.id, self._made_batches)
         workspace.touched_at = max(workspace.touched_at, batch.created_at)
-        self._new_batches.append(rows.batch_row(batch))
+        self._new_batches.append(rows.batch_row(batch, write.idempotency))
         self._new_calls += map(rows.call_row, batch.calls)
         self._new_arguments += map(rows.large_arguments_row, filter(rows.has_large_arguments, batch.calls))
         self._new_events.append(rows.event_row(write.start))
@@ -427,17 +449,21 @@ class _Plan:
 
     def _create_workspace(self, write: CreateWorkspace) -> WriteOutcome:
         workspace = write.workspace
-        row = rows.workspace_row(workspace)
+        row = rows.workspace_row(workspace, write.idempotency)
         root = rows.path_value(workspace.root)
         stored = self._workspaces.get(workspace.id)
         if stored is not None:
             if (stored.root, stored.created_at) != (root, workspace.created_at):
                 raise DataError(f"another workspace has the id {workspace.id}")
             return APPLIED
+        repeated = _repeated(write, self._made_workspaces)
+        if repeated is not None:
+            return repeated
         if len(root) > ROOT_MAX_BYTES:
             raise DataError(f"the path of a workspace may have {ROOT_MAX_BYTES} bytes; this one has {len(root)}")
         if self._overlaps(root):
             return OVERLAP
+        _note_key(write, workspace.id, self._made_workspaces)
         self._new_workspaces.append(row)
         self._workspaces[workspace.id] = _WorkspaceState(
             workspace.id, workspace.created_at, root, workspace.status.value, new=True
@@ -568,6 +594,30 @@ class _Plan:
         if matched != len(advanced) + len(changed):
             # The fence itself. The rows are locked, so only a database that does not keep its word gets here.
             raise OperationalError("a batch moved on while the group was applied", "busy")
+
+
+def _scoped_key(write: SubmitBatch | CreateWorkspace) -> str | None:
+    """Return the idempotency key of a write behind its scope; None when it has none."""
+    if write.idempotency is None:
+        return None
+    if isinstance(write, SubmitBatch):
+        return rows.scoped_key(write.idempotency.value, write.batch.owner, write.batch.workspace_id)
+    return rows.scoped_key(write.idempotency.value, write.workspace.owner)
+
+
+def _repeated(write: SubmitBatch | CreateWorkspace, made: Mapping[str, Made]) -> Existing | Refused | None:
+    """Return what it means for a write that its key has made something before; None when it has not."""
+    key = _scoped_key(write)
+    if key is None or write.idempotency is None or key not in made:
+        return None
+    earlier = made[key]
+    return Existing(earlier.id) if earlier.digest == write.idempotency.digest else KEY_REUSED
+
+
+def _note_key(write: SubmitBatch | CreateWorkspace, made_id: str, made: dict[str, Made]) -> None:
+    key = _scoped_key(write)
+    if key is not None and write.idempotency is not None:
+        made[key] = Made(made_id, write.idempotency.digest)
 
 
 def _batch_changes(change: BatchChange) -> dict[str, Any]:

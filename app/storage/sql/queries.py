@@ -31,7 +31,7 @@ from app.domain.events import EventType, OutputRow, OutputStream, StoredEvent
 from app.domain.ids import first_id
 from app.domain.tool_call import CallRecord
 from app.domain.workspace import Workspace, WorkspaceStatus
-from app.storage.base import ApiKey, CallFilter, OutputExtent, Page, UnfinishedBatch
+from app.storage.base import ApiKey, CallFilter, Made, OutputExtent, Page, UnfinishedBatch
 from app.storage.sql import rows
 from app.storage.sql.schema import (
     OPEN_WORKSPACE,
@@ -102,6 +102,10 @@ _tool_key: Final = literal_column(f"substr(calls.tool_name, 1, {TOOL_KEY_BYTES})
 _WORKSPACE: Final = select(workspaces).where(workspaces.c.id == bindparam("id"))
 _BATCH: Final = select(batches).where(batches.c.id == bindparam("id"))
 _CALL: Final = _CALL_WHOLE.where(calls.c.id == bindparam("id"))
+_MADE_WORKSPACE: Final = select(workspaces.c.id, workspaces.c.request_digest).where(
+    workspaces.c.idempotency_key == bindparam("key")
+)
+_MADE_BATCH: Final = select(batches.c.id, batches.c.request_digest).where(batches.c.idempotency_key == bindparam("key"))
 _LAST_SEQ: Final = select(batches.c.last_seq, batches.c.status).where(batches.c.id == bindparam("id"))
 _EVENTS: Final = (
     select(events)
@@ -140,6 +144,12 @@ _KEYS: Final = select(api_keys).order_by(api_keys.c.id)
 def workspace(connection: Connection, workspace_id: str) -> Workspace | None:
     row = connection.execute(_WORKSPACE, {"id": workspace_id}).first()
     return None if row is None else rows.workspace(row)
+
+
+def made(connection: Connection, idempotency_key: str, owner: str, workspace_id: str | None) -> Made | None:
+    statement = _MADE_WORKSPACE if workspace_id is None else _MADE_BATCH
+    row = connection.execute(statement, {"key": rows.scoped_key(idempotency_key, owner, workspace_id)}).first()
+    return None if row is None else Made(row.id, row.request_digest)
 
 
 def workspaces_page(connection: Connection, before: str | None, limit: int, owner: str | None) -> Page[Workspace]:

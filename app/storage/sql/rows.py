@@ -7,6 +7,7 @@ from typing import Any, Final, TypeAlias
 from app.domain import json_codec
 from app.domain.batch import Batch, BatchStatus, Summary
 from app.domain.events import EventType, OutputRow, StoredEvent
+from app.domain.idempotency import IdempotencyKey
 from app.domain.tool_call import CallError, CallRecord, CallStatus
 from app.domain.workspace import Workspace, WorkspaceOptions, WorkspaceStatus
 from app.errors import ErrorCode
@@ -28,7 +29,15 @@ def unsigned(number: int) -> int:
     return number + (1 << 64) if number < 0 else number
 
 
-def workspace_row(workspace: Workspace) -> RowValues:
+def scoped_key(key: str, owner: str, workspace_id: str | None = None) -> str:
+    """Return an idempotency key behind its scope: owner and workspace, or the owner alone.
+
+    The first and the last part have no spaces, so no two scopes run into each other.
+    """
+    return f"{owner} {key}" if workspace_id is None else f"{workspace_id} {owner} {key}"
+
+
+def workspace_row(workspace: Workspace, idempotency: IdempotencyKey | None = None) -> RowValues:
     return (
         workspace.id,
         workspace.owner,
@@ -44,6 +53,8 @@ def workspace_row(workspace: Workspace) -> RowValues:
         workspace.created_at,
         workspace.last_used_at,
         workspace.expires_at,
+        None if idempotency is None else scoped_key(idempotency.value, workspace.owner),
+        None if idempotency is None else idempotency.digest,
     )
 
 
@@ -75,7 +86,7 @@ def workspace(row: Any) -> Workspace:
     )
 
 
-def batch_row(batch: Batch) -> RowValues:
+def batch_row(batch: Batch, idempotency: IdempotencyKey | None = None) -> RowValues:
     summary = batch.summary
     return (
         batch.id,
@@ -102,6 +113,8 @@ def batch_row(batch: Batch) -> RowValues:
         batch.epoch,
         batch.last_seq,
         None,
+        None if idempotency is None else scoped_key(idempotency.value, batch.owner, batch.workspace_id),
+        None if idempotency is None else idempotency.digest,
         json_codec.dump(batch.metadata),
     )
 

@@ -37,6 +37,7 @@ LARGE_ARGUMENTS_BYTES: Final = 2000
 """Longer arguments have a row of their own: SQLite writes a whole row anew for each change of it."""
 
 OPEN_WORKSPACE: Final = "status IN ('active', 'deleting')"
+KEYED: Final = "idempotency_key IS NOT NULL"
 UNFINISHED_BATCH: Final = "status IN ('queued', 'running')"
 
 metadata = MetaData(
@@ -67,6 +68,9 @@ workspaces = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("last_used_at", BigInteger, nullable=False),
     Column("expires_at", BigInteger),
+    # The key behind its scope, as `rows.scoped_key` writes it; null, like the digest, when the request had none.
+    Column("idempotency_key", _ascii),
+    Column("request_digest", LargeBinary),
     sqlite_with_rowid=False,
 )
 Index("ix_workspaces_owner", workspaces.c.owner, workspaces.c.id)
@@ -77,6 +81,13 @@ Index(
     unique=True,
     sqlite_where=text(OPEN_WORKSPACE),
     postgresql_where=text(OPEN_WORKSPACE),
+)
+Index(
+    "ux_workspaces_idempotency_key",
+    workspaces.c.idempotency_key,
+    unique=True,
+    sqlite_where=text(KEYED),
+    postgresql_where=text(KEYED),
 )
 
 
@@ -108,6 +119,9 @@ batches = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("last_seq", BigInteger, nullable=False),
     Column("claim", _ascii),
+    # As for workspaces.
+    Column("idempotency_key", _ascii),
+    Column("request_digest", LargeBinary),
     Column("metadata", LargeBinary, nullable=False),
     sqlite_with_rowid=False,
 )
@@ -118,6 +132,13 @@ Index(
     batches.c.id,
     sqlite_where=text(UNFINISHED_BATCH),
     postgresql_where=text(UNFINISHED_BATCH),
+)
+Index(
+    "ux_batches_idempotency_key",
+    batches.c.idempotency_key,
+    unique=True,
+    sqlite_where=text(KEYED),
+    postgresql_where=text(KEYED),
 )
 
 

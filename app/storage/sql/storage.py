@@ -15,6 +15,7 @@ from app.domain.workspace import Workspace, WorkspaceStatus
 from app.storage.base import (
     ApiKey,
     CallFilter,
+    Made,
     OperationalError,
     OutputExtent,
     Page,
@@ -96,6 +97,9 @@ class SqlStorage:
 
     def batch(self, batch_id: str, *, calls: bool = True, inline: int | None = None) -> Batch | None:
         return self._read(queries.batch, batch_id, with_calls=calls, inline=inline)
+
+    def made(self, idempotency_key: str, *, owner: str, workspace_id: str | None) -> Made | None:
+        return self._read(queries.made, idempotency_key, owner, workspace_id)
 
     def batches(self, workspace_id: str, *, status: BatchStatus | None, before: str | None, limit: int) -> Page[Batch]:
         return self._read(queries.batches_page, workspace_id, status, before, limit)
