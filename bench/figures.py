@@ -13,6 +13,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+from bench.files import files
 from bench.http_client import encode_request
 from bench.large_file import large_file
 from bench.report import Figure
@@ -186,6 +187,7 @@ FIGURES: dict[str, Callable[[Scale, Path], Iterator[Figure]]] = {
     "read-memory": read_memory,
     "first-delta": first_delta,
     "large-file": lambda scale, data_dir: large_file(scale.output_bytes, scale.repeats, data_dir),
+    "files": lambda scale, data_dir: files(2 * scale.output_bytes, data_dir),
 }
 
 
