@@ -22,6 +22,7 @@ from app.sandbox.environment import command_environment
 from app.sandbox.namespace import find_bwrap
 from app.sandbox.process import run_command
 from app.sandbox.selection import SandboxMeans, select_sandbox
+from bench.files import files
 from bench.http_client import encode_request
 from bench.large_file import large_file
 from bench.report import Figure
@@ -227,6 +228,7 @@ FIGURES: dict[str, Callable[[Scale, Path], Iterator[Figure]]] = {
     "read-memory": read_memory,
     "first-delta": first_delta,
     "large-file": lambda scale, data_dir: large_file(scale.output_bytes, scale.repeats, data_dir),
+    "files": lambda scale, data_dir: files(2 * scale.output_bytes, data_dir),
 }
 
 

@@ -8,6 +8,7 @@ A slow follower is only an old cursor: nothing is queued for it.
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -134,44 +135,40 @@ class EventLog:
     async def follow(self, batch_id: str, after: int, updates: Updates = "delta") -> AsyncGenerator[bytes, None]:
         """Yield whole SSE frames after `after`, stored and live, until `batch_end` has been yielded."""
         painter = _Painter(self._storage, self._reads) if updates == "snapshot" else None
-        async for frames in self._pages(batch_id, after):
-            chunk: list[bytes] = []
-            size = 0
-            for item in frames:
-                if updates == "none" and item.event.type in _UPDATE_TYPES:
-                    continue
-                data = item.data if painter is None else await painter.paint(item)
-                chunk.append(data)
-                size += len(data)
-                if size >= CHUNK_BYTES:
+        async with aclosing(self._pages(batch_id, after)) as pages:
+            async for frames in pages:
+                chunk: list[bytes] = []
+                size = 0
+                for item in frames:
+                    if updates == "none" and item.event.type in _UPDATE_TYPES:
+                        continue
+                    data = item.data if painter is None else await painter.paint(item)
+                    chunk.append(data)
+                    size += len(data)
+                    if size >= CHUNK_BYTES:
+                        yield b"".join(chunk)
+                        chunk, size = [], 0
+                if chunk:
                     yield b"".join(chunk)
-                    chunk, size = [], 0
-            if chunk:
-                yield b"".join(chunk)
 
     async def follow_output(
         self, batch_id: str, call_id: str, stream: OutputStream | None, start: int
     ) -> AsyncGenerator[bytes, None]:
         """Yield a call's captured bytes from `start` on as they are stored, until the call has ended."""
         position = start
-        after = 0
-        async for frames in self._pages(batch_id, after):
-            ended = any(
-                item.event.type is EventType.BATCH_END
-                or (item.event.type is EventType.TOOL_EXECUTION_END and item.event.call_id == call_id)
-                for item in frames
-            )
-            for item in frames:
-                for row in item.event.output:
-                    if row.call_id != call_id or (stream is not None and row.stream != stream):
-                        continue
-                    offset = row.combined_offset if stream is None else row.stream_offset
-                    skip = max(0, position - offset)
-                    if skip < len(row.data):
-                        yield row.data[skip:]
-                        position = offset + len(row.data)
-            if ended:
-                return
+        async with aclosing(self._pages(batch_id, 0)) as pages:
+            async for frames in pages:
+                for item in frames:
+                    for row in item.event.output:
+                        if row.call_id != call_id or (stream is not None and row.stream != stream):
+                            continue
+                        offset = row.combined_offset if stream is None else row.stream_offset
+                        skip = max(0, position - offset)
+                        if skip < len(row.data):
+                            yield row.data[skip:]
+                            position = offset + len(row.data)
+                    if item.event.type is EventType.TOOL_EXECUTION_END and item.event.call_id == call_id:
+                        return
 
     async def wait_terminal(self, batch_id: str, seconds: float) -> bool | None:
         """Wait at most `seconds` for the batch to end; return whether it has, None when there is no such batch."""

@@ -99,15 +99,12 @@ def members(
     Raises:
         ArchiveError: at the first thing that is wrong.
     """
-    try:
-        if form is ArchiveFormat.ZIP:
-            yield from _zip_members(read, size, max_bytes, check)
-        elif form is ArchiveFormat.TAR:
-            yield from _tar_members(_Plain(read, size), max_bytes, check)
-        else:
-            yield from _tar_members(_Unzipped(read, max_bytes + _OVERHEAD_BYTES), max_bytes, check)
-    except zlib.error as error:
-        raise ArchiveError("malformed_archive", f"the compressed data is damaged: {error}") from None
+    if form is ArchiveFormat.ZIP:
+        yield from _zip_members(read, size, max_bytes, check)
+    elif form is ArchiveFormat.TAR:
+        yield from _tar_members(_Plain(read, size), max_bytes, check)
+    else:
+        yield from _tar_members(_Unzipped(read, max_bytes + _OVERHEAD_BYTES), max_bytes, check)
 
 
 def check_index(
@@ -303,7 +300,7 @@ class _Unzipped:
                 self._input = self._refill()
                 if not self._input:
                     raise _broken("the compressed data ends too early")
-            part = self._inflater.decompress(self._input, size)
+            part = _inflated(self._inflater, self._input, size)
             self._input = self._inflater.unconsumed_tail
             if part:
                 self._left -= len(part)
@@ -649,8 +646,16 @@ def _unpacked(read: Source, entry: _ZipEntry, start: int) -> Iterator[bytes]:
             yield data
             continue
         while data and not inflater.eof:
-            yield inflater.decompress(data, STEP_BYTES)
+            yield _inflated(inflater, data, STEP_BYTES)
             data = inflater.unconsumed_tail
     if inflater is not None:
-        while not inflater.eof and (part := inflater.decompress(inflater.unconsumed_tail, STEP_BYTES)):
+        while not inflater.eof and (part := _inflated(inflater, inflater.unconsumed_tail, STEP_BYTES)):
             yield part
+
+
+def _inflated(inflater: "zlib._Decompress", data: bytes, size: int) -> bytes:
+    # A caller reads a member's content when and where it likes, so damage is told here, for every reader.
+    try:
+        return inflater.decompress(data, size)
+    except zlib.error as error:
+        raise ArchiveError("malformed_archive", f"the compressed data is damaged: {error}") from None

@@ -43,7 +43,7 @@ async def workspace(services: Services) -> Workspace:
         trusted=True,
         root=None,
     )
-    return await services.workspaces.create(request, owner="env")
+    return (await services.workspaces.create(request, owner="env")).workspace
 
 
 async def body(*parts: bytes) -> AsyncIterator[bytes]:
