@@ -15,7 +15,6 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final
 
 from app.errors import ErrorCode, ToolError
@@ -135,8 +134,9 @@ def replace_file(
 
 def move_in(
     target: Target,
+    directory: int,
+    temporary: str,
     fd: int,
-    named: tuple[int, str] | None,
     *,
     mode: int,
     commit: Callable[[], None],
@@ -145,9 +145,8 @@ def move_in(
 ) -> bool:
     """Do what `replace_file` does with a content that is in a temporary file already; return whether the file is new.
 
-    The temporary file is open as `fd`, on the target's file system. `named` is the open directory it is in and its name
-    there, None when it was opened without one (`O_TMPFILE`). A new file gets the permission bits `mode`. After a
-    failure the temporary file is as it was.
+    The temporary file has this name in the open `directory`, on the target's file system, and is open as `fd`. A new
+    file gets the permission bits `mode`. After a failure the temporary file is still there.
 
     Raises:
         ToolError: those of `replace_file`; `io_error` also when the temporary file was removed or lies on another file
@@ -161,12 +160,11 @@ def move_in(
         else:
             _copy_attributes(target, old, fd)
         os.fsync(fd)
-        with _Named(fd, target.directory) if named is None else contextlib.nullcontext(named) as (directory, name):
-            _install(directory, name, target, commit, create_only=create_only, expected=expected)
+        _install(directory, temporary, target, commit, create_only=create_only, expected=expected)
     except FileExistsError:
         raise _exists(target.shown) from None
     except FileNotFoundError:
-        if named is None or os.fstat(fd).st_nlink:
+        if os.fstat(fd).st_nlink:
             raise ParentVanished from None
         raise _disturbed(target.shown) from None
     except OSError as error:
@@ -331,27 +329,6 @@ def _replaceable(target: Target, *, create_only: bool) -> os.stat_result | None:
                 f"no permission to write {target.shown} (its mode is {stat.S_IMODE(old.st_mode):04o})",
             )
     return old
-
-
-class _Named:
-    """A file that was opened without a name has one in a directory meanwhile, and loses it if the work fails."""
-
-    def __init__(self, fd: int, directory: int) -> None:
-        self._fd = fd
-        self._directory = directory
-        self._name = TEMPORARY_PREFIX + os.urandom(8).hex()
-
-    def __enter__(self) -> tuple[int, str]:
-        # Through the link in /proc, which the kernel follows to the file itself.
-        os.link(f"/proc/self/fd/{self._fd}", self._name, dst_dir_fd=self._directory, follow_symlinks=True)
-        return self._directory, self._name
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            with contextlib.suppress(OSError):  # the first failure is the one to tell; a stray is swept
-                os.unlink(self._name, dir_fd=self._directory)
 
 
 def _install(

@@ -1,14 +1,12 @@
-"""A file in the making: it grows step by step beside its destination, then it is moved into place or dropped.
+"""A file in the making: it grows step by step under a temporary name, then it is moved into place or dropped.
 
-So what takes long, the arrival of the content, happens apart from the file and holds nobody up, and what has not
-arrived whole leaves nothing behind. Where the file system can, the file has no name until then (`O_TMPFILE`): nobody
-sees it, and not even a crash leaves it there.
+So what takes long, the arrival of the content, happens beside the file and holds nobody up, and what has not arrived
+whole leaves nothing behind.
 """
 
-# ruff: noqa: PTH101, PTH112 - descriptors, which pathlib does not know
+# ruff: noqa: PTH101 - descriptors, which pathlib does not know
 
 import contextlib
-import errno
 import os
 import stat
 from collections.abc import Callable, Sequence
@@ -18,11 +16,7 @@ from app.sandbox.containment import TEMPORARY_PREFIX, Target, go_on, tool_error_
 from app.sandbox.files import etag_of_file, move_in
 from app.sandbox.held import Held
 
-# A file without a name gets one through /proc.
-_NAMELESS: Final[int] = getattr(os, "O_TMPFILE", 0) if os.path.isdir("/proc/self/fd") else 0
-_CANNOT: Final = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOSYS})
-_NEW: Final = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC
+_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _SLICE_BYTES: Final = 1_048_576
 
 
@@ -42,9 +36,10 @@ class Spool:
         self.size = 0
         self._shown = shown
         self._directory = directory
+        self._name = TEMPORARY_PREFIX + os.urandom(8).hex()
         self._moved = False
         try:
-            self._fd, self._name = _create(directory)
+            self._fd = os.open(self._name, _FLAGS, 0o666, dir_fd=directory)
         except OSError as error:
             os.close(directory)
             raise tool_error_from_oserror(error, shown) from None
@@ -141,8 +136,9 @@ class Spool:
                 os.utime(self._fd, ns=(modified_ns, modified_ns))
             created = move_in(
                 target,
+                self._directory,
+                self._name,
                 self._fd,
-                None if self._name is None else (self._directory, self._name),
                 mode=self.mode if mode is None else self._granted(mode),
                 commit=commit,
                 create_only=create_only,
@@ -160,20 +156,8 @@ class Spool:
         return mode & (self.mode | (self.mode & 0o444) >> 2) | 0o600
 
     def _release(self) -> None:
-        if self._name is not None and not self._moved:
+        if not self._moved:
             with contextlib.suppress(OSError):  # removed by somebody else, or swept later
                 os.unlink(self._name, dir_fd=self._directory)
         os.close(self._fd)
         os.close(self._directory)
-
-
-def _create(directory: int) -> tuple[int, str | None]:
-    """Open a new file in a directory; return its descriptor and its name, None when it has none."""
-    if _NAMELESS:
-        try:
-            return os.open(".", _FLAGS | _NAMELESS, 0o666, dir_fd=directory), None
-        except OSError as error:
-            if error.errno not in _CANNOT:
-                raise
-    name = TEMPORARY_PREFIX + os.urandom(8).hex()
-    return os.open(name, _FLAGS | _NEW, 0o666, dir_fd=directory), name
