@@ -18,15 +18,15 @@ from app.domain.ids import Prefix, is_id
 from app.domain.tool_call import CallRecord
 from app.domain.workspace import Workspace
 from app.errors import InvalidCursor
+from app.services.batches import INLINE_BYTES
 
-INLINE_MAX_BYTES: Final = 4 * 1024 * 1024
 _NO_HOOKS: Final = orjson.Fragment(b"[]")
 
 
 class Budget:
     """What one answer may still inline; spent by its calls in order."""
 
-    def __init__(self, left: int = INLINE_MAX_BYTES) -> None:
+    def __init__(self, left: int = INLINE_BYTES) -> None:
         self._left = left
 
     def take(self, size: int) -> bool:

@@ -1,6 +1,6 @@
 """The one JSON codec: what comes in is checked before anything is stored, what goes out is valid Unicode.
 
-Rules: CONTRACT of the wire in docs/http-api.md. orjson parses and writes; what it lets through or cannot tell apart
+The rules are in docs/http-api.md. orjson parses and writes; what it lets through or cannot tell apart
 is looked at here.
 """
 
