@@ -8,6 +8,7 @@ Work goes in steps of at most 1 MiB with a call of `check` between them, which r
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import re
@@ -206,8 +207,9 @@ def remove_entry(
 def sweep_temporary_files(directory: int, *, older_than: float, check: Callable[[], None] = go_on) -> int:
     """Remove the temporary files an interrupted change left below an open directory; return how many there were.
 
-    Only those that nobody has written to for `older_than` seconds: another process may be at work. Links are not
-    followed, other file systems not entered, and what cannot be opened is left.
+    Only those that nobody has locked (`app.sandbox.spool`) or written to for `older_than` seconds: they may be in the
+    making, by another process too. Links are not followed, other file systems not entered, and what cannot be opened is
+    left.
     """
     removed = 0
     newest = time.time() - older_than
@@ -217,7 +219,7 @@ def sweep_temporary_files(directory: int, *, older_than: float, check: Callable[
         if _TEMPORARY_NAME.match(entry.name):
             with contextlib.suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
-                if stat.S_ISREG(status.st_mode) and status.st_mtime <= newest:
+                if stat.S_ISREG(status.st_mode) and status.st_mtime <= newest and not _locked(entry.name, fd):
                     os.unlink(entry.name, dir_fd=fd)
                     removed += 1
 
@@ -271,6 +273,17 @@ def remove_tree(parent: int, name: str, check: Callable[[], None] = go_on) -> No
         else:
             return
     raise problem or OSError(errno.EBUSY, "the tree changes while it is removed", name)
+
+
+def _locked(name: str, directory: int) -> bool:
+    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def _steps(fd: int, check: Callable[[], None], size: int = STEP_BYTES) -> Iterator[bytes]:

@@ -7,6 +7,7 @@ whole leaves nothing behind.
 # ruff: noqa: PTH101 - descriptors, which pathlib does not know
 
 import contextlib
+import fcntl
 import os
 import stat
 from collections.abc import Callable, Sequence
@@ -44,6 +45,9 @@ class Spool:
             os.close(directory)
             raise tool_error_from_oserror(error, shown) from None
         self._held = Held(self._release)
+        with contextlib.suppress(OSError):  # where there are no locks, its age is all that keeps it
+            # It may wait for the network, or for an archive to be unpacked, for longer than a stray is left alone.
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
             # What the umask, or a default ACL, leaves of 0666 is for the file that comes of it; until then it is
             # private.

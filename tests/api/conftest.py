@@ -1,4 +1,7 @@
-"""One real server for all tests of the API; a test that stops or breaks a server starts its own."""
+"""One real server for the tests of a module; a test that stops or breaks a server starts its own.
+
+Not one for all modules: tests of other directories in the same process count its threads' descriptors.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,20 +13,20 @@ import pytest
 from tests.support.server import ServerThread
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def adoptable(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory below which the server lets callers adopt one."""
     return tmp_path_factory.mktemp("adoptable")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, adoptable: Path) -> Iterator[ServerThread]:
     data_dir = tmp_path_factory.mktemp("service") / "data"
     with ServerThread(data_dir, workspace_roots=(adoptable,)) as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def client(server: ServerThread) -> Iterator[httpx2.Client]:
     with server.client() as opened:
         yield opened

@@ -493,7 +493,7 @@ def test_ten_thousand_refusals_leave_no_descriptor_behind(workspace: Path, outsi
                         root.target(relative, create_parents=True)
                 with pytest.raises(ToolError):
                     root.target(root.relative(f"file/{path}"), create_parents=True)
-    assert open_fds() == before
+    assert open_fds() < before + 50  # other threads of this process open and close some
     assert tree(outside) == ["secret.txt"]
 
 
@@ -674,11 +674,11 @@ def test_a_directory_swapped_for_a_link_all_the_time_never_leads_a_write_out(wor
     assert tree(outside) == ["secret.txt"]
     assert seen["written"] > 0
     assert seen[ErrorCode.PATH_OUTSIDE_WORKSPACE] > 0
-    assert open_fds() == before
+    assert open_fds() < before + 50  # other threads of this process open and close some
 
 
 def test_a_root_that_nobody_took_over_is_closed(tmp_path: Path) -> None:
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    for _ in range(10):
+    before = open_fds()
+    for _ in range(100):
         Root.open(str(tmp_path))
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert open_fds() < before + 50

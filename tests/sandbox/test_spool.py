@@ -13,7 +13,7 @@ import pytest
 from app.domain.abort import Aborted, AbortReason, AbortSignal
 from app.errors import ErrorCode, ToolError
 from app.sandbox.containment import Root, Target
-from app.sandbox.files import ParentVanished, etag_of
+from app.sandbox.files import ParentVanished, etag_of, sweep_temporary_files
 from app.sandbox.held import Released
 from app.sandbox.spool import Spool
 from tests.support.other_user import unprivileged_directory
@@ -203,6 +203,23 @@ def test_a_target_whose_directory_is_gone_is_to_be_looked_for_again(tmp_path: Pa
     assert spool.move_to(open_target("deep/a"), commit=go) is True
     spool.close()
     assert (tmp_path / "deep/a").read_bytes() == b"new"
+
+
+def test_what_is_in_the_making_is_not_swept_away_however_old_it_is(tmp_path: Path, open_target: Open):
+    spool = spool_in(tmp_path, b"slow")
+    stray = tmp_path / ".toolcrib-tmp-0123456789abcdef"
+    stray.write_bytes(b"left by a crash")
+    for path in temporaries(tmp_path):
+        os.utime(path, (0, 0))
+    directory = os.open(tmp_path, os.O_RDONLY)
+    assert sweep_temporary_files(directory, older_than=5) == 1
+    assert not stray.exists()
+    spool.move_to(open_target("a"), commit=go)
+    spool.close()
+    assert (tmp_path / "a").read_bytes() == b"slow"
+    (tmp_path / "a").rename(stray)
+    assert sweep_temporary_files(directory, older_than=0) == 1
+    os.close(directory)
 
 
 def test_another_file_system_is_an_error_and_no_copy(tmp_path: Path, open_target: Open):
