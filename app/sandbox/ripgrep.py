@@ -64,6 +64,11 @@ class Ripgrep:
         self._waiting: deque[_Waiter] = deque()
 
     @property
+    def waiting(self) -> int:
+        """How many wait for their turn."""
+        return len(self._waiting)
+
+    @property
     def program(self) -> str | None:
         """The absolute path of the program, None when there is none."""
         return self._given or installed_ripgrep() or find_program("rg")
