@@ -34,6 +34,7 @@ from app.hooks.chain import hook_chain, load_hooks
 from app.sandbox.base import Sandbox, Tier
 from app.sandbox.file_pool import FilePool
 from app.sandbox.local import LocalSandbox
+from app.sandbox.process_slots import ProcessSlots
 from app.sandbox.refused import RefusedSandbox
 from app.sandbox.ripgrep import Ripgrep
 from app.sandbox.selection import SandboxMeans, select_sandbox
@@ -206,10 +207,12 @@ async def running(
         searching = sandbox if isinstance(sandbox, LocalSandbox) else LocalSandbox()
         stack.push_async_callback(searching.close)
         ripgrep = Ripgrep(searching)
+        slots = ProcessSlots(settings.commands, settings.commands_per_workspace)
         shared = ToolsOptions(
             sandbox=sandbox,
             files=file_pool,
             mutations=mutations,
+            commands=slots,
             ripgrep=ripgrep,
             powershell=None if settings.powershell is None else str(settings.powershell),
         )
@@ -271,6 +274,7 @@ async def running(
                 commands_killed={
                     reason: sum(one.counts.killed[reason] for one in held) for reason in sandbox.counts.killed
                 },
+                commands_waiting=slots.use.waiting,
                 searches_waiting=ripgrep.waiting,
                 followers=log.followers,
                 writes_waiting=records.depth,

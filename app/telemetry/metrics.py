@@ -55,6 +55,7 @@ class Usage:
     commands_started: int
     commands_killed: Mapping[str, int]
     """By reason: `timeout`, `cancelled`, `interrupted`."""
+    commands_waiting: int
     searches_waiting: int
     followers: int
     writes_waiting: int
@@ -68,6 +69,7 @@ _READ: Final[tuple[tuple[str, str, str], ...]] = (
     ("toolcrib_batches_running", "batches_running", "Batches that run."),
     ("toolcrib_batches_queued", "batches_queued", "Accepted batches that wait for a place."),
     ("toolcrib_commands_running", "commands_running", "Processes of commands that run, ripgrep included."),
+    ("toolcrib_commands_waiting", "commands_waiting", "Calls of bash and powershell that wait for a slot."),
     ("toolcrib_searches_waiting", "searches_waiting", "Calls that wait for their turn to run ripgrep."),
     ("toolcrib_event_followers", "followers", "Open event streams, live output and waits for batches of others."),
     ("toolcrib_writes_waiting", "writes_waiting", "Writes that wait for their commit or are being committed."),
