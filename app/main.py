@@ -34,6 +34,7 @@ from app.hooks.chain import hook_chain, load_hooks
 from app.sandbox.base import Sandbox, Tier
 from app.sandbox.file_pool import FilePool
 from app.sandbox.local import LocalSandbox
+from app.sandbox.process_slots import ProcessSlots
 from app.sandbox.refused import RefusedSandbox
 from app.sandbox.ripgrep import Ripgrep
 from app.sandbox.selection import SandboxMeans, select_sandbox
@@ -198,6 +199,7 @@ async def running(settings: Settings, stop: Callable[[], None] = _stop_process) 
             sandbox=sandbox,
             files=file_pool,
             mutations=mutations,
+            commands=ProcessSlots(settings.commands, settings.commands_per_workspace),
             ripgrep=ripgrep,
             powershell=None if settings.powershell is None else str(settings.powershell),
         )

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.errors import ConfigurationError
+from app.sandbox.process_slots import COMMANDS, COMMANDS_PER_WORKSPACE
 from app.telemetry import LogFormat, LogLevel
 
 PREFIX: Final = "TOOLCRIB_"
@@ -34,6 +35,8 @@ class Settings(BaseSettings):
     workspace_roots: Annotated[tuple[Path, ...], NoDecode] = ()
     allow_unrestricted: bool = False
     max_upload_bytes: int = Field(default=10_000_000_000, ge=1)
+    commands: int = Field(default=COMMANDS, ge=1, le=10_000)
+    commands_per_workspace: int = Field(default=COMMANDS_PER_WORKSPACE, ge=1, le=10_000)
     sandbox: Literal["auto", "namespace", "landlock", "process"] = "auto"
     sandbox_readable: Annotated[tuple[Path, ...], NoDecode] = ()
     bwrap: Path | None = None
