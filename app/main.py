@@ -15,6 +15,7 @@ from typing import Final
 
 import structlog
 from fastapi import FastAPI
+from opentelemetry.trace import TracerProvider
 from starlette.middleware.cors import CORSMiddleware
 
 from app import __version__
@@ -56,6 +57,8 @@ from app.storage.record_writer import RecordWriter
 from app.storage.sql.storage import SqlStorage
 from app.telemetry.loop_lag import LoopLag
 from app.telemetry.metrics import Metrics, Usage
+from app.telemetry.observer import Both, Observe
+from app.telemetry.tracing import QUIET_PATHS, Tracing, close_provider, open_exporting_provider
 from app.tools.file_mutation_queue import FileMutationQueue
 from app.tools.powershell import find_powershell
 from app.tools.registry import ToolsOptions, WorkspaceTools, all_tool_names
@@ -107,18 +110,35 @@ def _stop_process() -> None:
     signal.raise_signal(signal.SIGTERM)
 
 
-def create_app(settings: Settings, *, stop: Callable[[], None] = _stop_process) -> FastAPI:
+def create_app(
+    settings: Settings, *, stop: Callable[[], None] = _stop_process, tracer_provider: TracerProvider | None = None
+) -> FastAPI:
     """Return the application; its lifespan builds `app.state.services` and takes them down again.
 
-    `stop` is called on the event loop when the service can no longer do its work and has to end.
+    Args:
+        settings: what to build.
+        stop: called on the event loop when the service can no longer do its work and has to end.
+        tracer_provider: where spans go, and who calls this closes it; None makes one when the settings ask for traces.
+
+    Raises:
+        ConfigurationError: traces are asked for and the extra `otel` is not installed.
     """
     metrics = Metrics(sorted(all_tool_names))
+    observe: Observe = metrics.batch_taken_up
+    exporting = open_exporting_provider() if settings.tracing and tracer_provider is None else None
+    provider = exporting or tracer_provider
+    if provider is not None:
+        observe = Both(observe, Tracing(provider, frozenset(all_tool_names)))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with running(settings, stop, metrics) as services:
-            app.state.services = services
-            yield
+        try:
+            async with running(settings, stop, metrics, observe) as services:
+                app.state.services = services
+                yield
+        finally:
+            if exporting is not None:
+                await asyncio.to_thread(close_provider, exporting)
 
     app = FastAPI(
         title="Toolcrib",
@@ -130,6 +150,15 @@ def create_app(settings: Settings, *, stop: Callable[[], None] = _stop_process) 
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        telemetry={
+            "tracer_provider": provider,
+            "tracing": provider is not None,
+            "metrics": False,
+            "logs": False,
+            "operation_spans": False,
+            "auto_configure": False,
+            "exclude": lambda scope: scope.get("path") in QUIET_PATHS,
+        },
     )
     for module in (batches, calls, workspaces, files, tools, operations):
         app.include_router(module.router)
@@ -152,7 +181,10 @@ def create_app(settings: Settings, *, stop: Callable[[], None] = _stop_process) 
 
 @asynccontextmanager
 async def running(
-    settings: Settings, stop: Callable[[], None] = _stop_process, metrics: Metrics | None = None
+    settings: Settings,
+    stop: Callable[[], None] = _stop_process,
+    metrics: Metrics | None = None,
+    observe: Observe | None = None,
 ) -> AsyncIterator[Services]:
     """Build everything, recover what a crash left, and take it all down again.
 
@@ -160,6 +192,7 @@ async def running(
         settings: what to build.
         stop: called on the event loop when the service can no longer do its work and has to end.
         metrics: where to count; None makes its own.
+        observe: is told of every batch; None is `metrics`.
 
     Raises:
         ConfigurationError: the service cannot start as it is set up; the message is a sentence.
@@ -224,7 +257,7 @@ async def running(
             finalizer=finalizer,
             hooks=hook_chain(load_hooks()),
             tools=partial(WorkspaceTools, shared),
-            observe=metrics.batch_taken_up,
+            observe=observe or metrics.batch_taken_up,
         )
         backend = LocalBackend(runner)
         backends.append(backend)

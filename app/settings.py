@@ -42,6 +42,7 @@ class Settings(BaseSettings):
     bwrap: Path | None = None
     powershell: Path | None = None
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
+    tracing: bool = False
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
     log_level: LogLevel = "info"
