@@ -331,7 +331,7 @@ async def running(
         housekeeping = asyncio.create_task(workspace_service.keep_house(), name="housekeeping")
         stack.push_async_callback(_cancel, housekeeping)
         stack.push_async_callback(_end_batches, batch_service)
-        _log.info("ready", data_dir=str(settings.data_dir), sandbox=sandbox.report.tier)
+        _log.info("ready", data_dir=str(settings.data_dir), sandbox=about.sandbox)
         yield services
 
 
