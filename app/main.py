@@ -33,6 +33,7 @@ from app.execution.runner import BatchRunner
 from app.hooks.chain import hook_chain, load_hooks
 from app.sandbox.base import Sandbox, Tier
 from app.sandbox.file_pool import FilePool
+from app.sandbox.limits import CommandLimits, CommandPolicy, memory_share
 from app.sandbox.local import LocalSandbox
 from app.sandbox.refused import RefusedSandbox
 from app.sandbox.ripgrep import Ripgrep
@@ -188,10 +189,11 @@ async def running(settings: Settings, stop: Callable[[], None] = _stop_process) 
         file_pool = FilePool()
         stack.callback(file_pool.close)
         mutations = FileMutationQueue()
-        sandbox = await _sandbox(settings)
+        commands = _command_policy(settings)
+        sandbox = await _sandbox(settings, commands.limits)
         stack.push_async_callback(sandbox.close)
         # Searching runs no code of a caller, so it works where commands are refused.
-        searching = sandbox if isinstance(sandbox, LocalSandbox) else LocalSandbox()
+        searching = sandbox if isinstance(sandbox, LocalSandbox) else LocalSandbox(most=commands.limits)
         stack.push_async_callback(searching.close)
         ripgrep = Ripgrep(searching)
         shared = ToolsOptions(
@@ -200,6 +202,7 @@ async def running(settings: Settings, stop: Callable[[], None] = _stop_process) 
             mutations=mutations,
             ripgrep=ripgrep,
             powershell=None if settings.powershell is None else str(settings.powershell),
+            commands=commands,
         )
         finalizer = Finalizer(storage, reads, records)
         runner = BatchRunner(
@@ -221,6 +224,7 @@ async def running(settings: Settings, stop: Callable[[], None] = _stop_process) 
             batches=batch_service,
             roots=WorkspaceRoots(settings.data_dir, settings.workspace_roots),
             allow_unrestricted=settings.allow_unrestricted,
+            commands=commands,
         )
         access = FileAccess(workspace_service, file_pool, mutations)
         services = Services(
@@ -313,7 +317,23 @@ def _sentence(what: str, error: Exception) -> str:
     return f"{what}: {' '.join(str(error).split()).removesuffix('.')}."
 
 
-async def _sandbox(settings: Settings) -> Sandbox:
+def _command_policy(settings: Settings) -> CommandPolicy:
+    memory = settings.command_memory_bytes
+    return CommandPolicy(
+        CommandLimits(
+            processes=settings.command_processes,
+            open_files=settings.command_open_files,
+            file_bytes=settings.command_file_bytes,
+            cpu_seconds=settings.command_cpu_seconds,
+            memory_bytes=memory_share() if memory is None else memory,
+            tmp_bytes=settings.command_tmp_bytes,
+        ),
+        allow_network=settings.allow_network,
+        min_free_bytes=settings.min_free_bytes,
+    )
+
+
+async def _sandbox(settings: Settings, most: CommandLimits) -> Sandbox:
     """Return the strongest sandbox that holds, or the one that is asked for.
 
     Raises:
@@ -324,7 +344,7 @@ async def _sandbox(settings: Settings) -> Sandbox:
         tiers = (settings.sandbox,)
     elif not settings.loopback:
         tiers = ("namespace", "landlock")
-    means = SandboxMeans(settings.data_dir, settings.sandbox_readable, settings.bwrap)
+    means = SandboxMeans(settings.data_dir, settings.sandbox_readable, settings.bwrap, most)
     selection = await select_sandbox(tiers, means)
     for tier, reason in selection.refused.items():
         if settings.sandbox != "auto":
