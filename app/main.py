@@ -35,6 +35,7 @@ from app.sandbox.base import Sandbox, Tier
 from app.sandbox.file_pool import FilePool
 from app.sandbox.limits import CommandLimits, CommandPolicy, memory_share
 from app.sandbox.local import LocalSandbox
+from app.sandbox.process_slots import ProcessSlots
 from app.sandbox.refused import RefusedSandbox
 from app.sandbox.ripgrep import Ripgrep
 from app.sandbox.selection import SandboxMeans, select_sandbox
@@ -189,20 +190,21 @@ async def running(settings: Settings, stop: Callable[[], None] = _stop_process) 
         file_pool = FilePool()
         stack.callback(file_pool.close)
         mutations = FileMutationQueue()
-        commands = _command_policy(settings)
-        sandbox = await _sandbox(settings, commands.limits)
+        policy = _command_policy(settings)
+        sandbox = await _sandbox(settings, policy.limits)
         stack.push_async_callback(sandbox.close)
         # Searching runs no code of a caller, so it works where commands are refused.
-        searching = sandbox if isinstance(sandbox, LocalSandbox) else LocalSandbox(most=commands.limits)
+        searching = sandbox if isinstance(sandbox, LocalSandbox) else LocalSandbox(most=policy.limits)
         stack.push_async_callback(searching.close)
         ripgrep = Ripgrep(searching)
         shared = ToolsOptions(
             sandbox=sandbox,
             files=file_pool,
             mutations=mutations,
+            commands=ProcessSlots(settings.commands, settings.commands_per_workspace),
             ripgrep=ripgrep,
             powershell=None if settings.powershell is None else str(settings.powershell),
-            commands=commands,
+            policy=policy,
         )
         finalizer = Finalizer(storage, reads, records)
         runner = BatchRunner(
@@ -224,7 +226,7 @@ async def running(settings: Settings, stop: Callable[[], None] = _stop_process) 
             batches=batch_service,
             roots=WorkspaceRoots(settings.data_dir, settings.workspace_roots),
             allow_unrestricted=settings.allow_unrestricted,
-            commands=commands,
+            policy=policy,
         )
         access = FileAccess(workspace_service, file_pool, mutations)
         services = Services(

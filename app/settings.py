@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.errors import ConfigurationError
 from app.sandbox.limits import LEAST_OPEN_FILES, TMP_BYTES
+from app.sandbox.process_slots import COMMANDS, COMMANDS_PER_WORKSPACE
 from app.telemetry import LogFormat, LogLevel
 
 PREFIX: Final = "TOOLCRIB_"
@@ -35,6 +36,8 @@ class Settings(BaseSettings):
     workspace_roots: Annotated[tuple[Path, ...], NoDecode] = ()
     allow_unrestricted: bool = False
     max_upload_bytes: int = Field(default=10_000_000_000, ge=1)
+    commands: int = Field(default=COMMANDS, ge=1, le=10_000)
+    commands_per_workspace: int = Field(default=COMMANDS_PER_WORKSPACE, ge=1, le=10_000)
     sandbox: Literal["auto", "namespace", "landlock", "process"] = "auto"
     sandbox_readable: Annotated[tuple[Path, ...], NoDecode] = ()
     bwrap: Path | None = None

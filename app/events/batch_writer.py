@@ -13,6 +13,7 @@ import orjson
 import structlog
 
 from app.domain.batch import Batch, BatchStatus, Summary
+from app.domain.call_summary import path_of, summary_of
 from app.domain.clock import now_ms
 from app.domain.events import EventType, OutputRow, OutputStream, StoredEvent
 from app.domain.tool_call import CallStatus, ExecutionMode, Outcome, ToolCall
@@ -179,6 +180,8 @@ class BatchWriter:
                 result=result,
                 error=outcome.error,
                 hooks=orjson.dumps([trace.to_json() for trace in outcome.hooks]) if outcome.hooks else None,
+                path=path_of(call, outcome.result),
+                summary=summary_of(call, outcome.result),
             )
         )
         self._append(EventType.TOOL_EXECUTION_END, at, call.id, members)

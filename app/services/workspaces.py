@@ -91,7 +91,7 @@ class WorkspaceService:
     Args:
         roots: where their directories stand.
         allow_unrestricted: whether `containment: "unrestricted"` is granted.
-        commands: what is granted to commands.
+        policy: what is granted to commands.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class WorkspaceService:
         batches: BatchService,
         roots: WorkspaceRoots,
         allow_unrestricted: bool = False,
-        commands: CommandPolicy = NO_POLICY,
+        policy: CommandPolicy = NO_POLICY,
     ) -> None:
         self._storage = storage
         self._reads = reads
@@ -113,7 +113,7 @@ class WorkspaceService:
         self._batches = batches
         self._roots = roots
         self._allow_unrestricted = allow_unrestricted
-        self._commands = commands
+        self._policy = policy
         self._known: dict[str, _KnownRoot] = {}
         self._expiries: dict[str, int] = {}
         self._interrupted: dict[str, Workspace] = {}
@@ -384,13 +384,13 @@ class WorkspaceService:
         if options.containment == "unrestricted" and not self._allow_unrestricted:
             raise invalid("#/options/containment", "not_granted", "this server does not allow unrestricted workspaces")
         for tool, shell in (("bash", options.bash), ("powershell", options.powershell)):
-            if shell.network == "host" and not self._commands.allow_network:
+            if shell.network == "host" and not self._policy.allow_network:
                 raise invalid(
                     f"#/options/{tool}/network",
                     "not_granted",
                     "this server gives commands no network; whoever runs it can allow it with TOOLCRIB_ALLOW_NETWORK",
                 )
-            for name, most in self._commands.limits.exceeding(shell.limits).items():
+            for name, most in self._policy.limits.exceeding(shell.limits).items():
                 setting = f"TOOLCRIB_COMMAND_{name.upper()}"
                 raise invalid(
                     f"#/options/{tool}/limits/{to_camel(name)}",

@@ -20,7 +20,7 @@ from app.sandbox.environment import check_variables, command_environment
 from app.sandbox.limits import CommandLimits
 from app.sandbox.process import CommandOutcome, run_command
 from app.tools._limits import limit_reached
-from app.tools.base import OnUpdate, OutputDelta
+from app.tools.base import OnUpdate, OutputDelta, PartialResult
 from app.tools.environment import ToolEnvironment
 from app.tools.model_tool import DetailsModel
 from app.tools.truncate import count_lines, truncate_head, truncate_tail
@@ -45,7 +45,8 @@ class ShellDetails(DetailsModel):
     started; `signal` is the signal's name when the shell died by one. `timed_out` is about the command's own time
     limit, `timeout_ms`; `aborted` is about everything from outside: a cancel, the batch's time limit, a stop of the
     service. `stdout` and `stderr` are the ends of the two streams, each within the limits of the text;
-    `stdout_bytes` and `stderr_bytes` count all of them. `truncated`: the text left something out.
+    `stdout_bytes` and `stderr_bytes` count all of them. `queued_ms` is how long the command waited for a slot before it
+    was started; its time limit does not count that. `truncated`: the text left something out.
     """
 
     command: str
@@ -56,6 +57,7 @@ class ShellDetails(DetailsModel):
     aborted: bool = False
     truncated: bool = False
     duration_ms: int = 0
+    queued_ms: int = 0
     stdout: str = ""
     stderr: str = ""
     stdout_bytes: int = 0
@@ -91,7 +93,7 @@ async def run_shell(
             environment), `sandbox_unavailable` (a network that is not granted), `no_space` (the disk), and what
             `Sandbox.start` raises: then nothing was started.
     """
-    limits = environment.commands.limits.tightened(options.limits)
+    limits = environment.policy.limits.tightened(options.limits)
     timeout_ms = min(call.timeout_ms or options.timeout, options.max_timeout)
     max_bytes = shown_bytes(options)
     output = CommandOutput(max_bytes)
@@ -112,19 +114,25 @@ async def run_shell(
         signal.raise_if_aborted()
         _require_network(options, environment)
         variables = _variables(options.env, call.env)
-        root = await environment.files.run(_open_root, environment, signal=signal, workspace=environment.cwd)
-        with root:
-            real = fsdecode(root.real)
-            if _guarded(environment, options):
-                await _check(call.command, (environment.cwd, real))
-            spec = ProcessSpec(
-                call.argv,
-                root.fd,
-                command_environment(real, variables),
-                limits=limits,
-                host_network=options.network == "host",
-            )
-            outcome = await run_command(environment.sandbox, spec, signal=signal, timeout_ms=timeout_ms, on_output=take)
+        async with environment.commands.taken(
+            environment.cwd, signal, owner=environment.tenant, on_long_wait=lambda: on_update(_waiting(environment))
+        ) as waited:
+            details = details.model_copy(update={"queued_ms": round(waited * 1000)})
+            root = await environment.files.run(_open_root, environment, signal=signal, workspace=environment.cwd)
+            with root:
+                real = fsdecode(root.real)
+                if _guarded(environment, options):
+                    await _check(call.command, (environment.cwd, real))
+                spec = ProcessSpec(
+                    call.argv,
+                    root.fd,
+                    command_environment(real, variables),
+                    limits=limits,
+                    host_network=options.network == "host",
+                )
+                outcome = await run_command(
+                    environment.sandbox, spec, signal=signal, timeout_ms=timeout_ms, on_output=take
+                )
         if environment.sandbox.report.tier != "namespace":
             limits = replace(limits, tmp_bytes=None)
         ending = _ending(outcome, timeout_ms, limits, output.last_words())
@@ -162,7 +170,7 @@ def _open_root(environment: ToolEnvironment) -> Root:
     """Open the root of a command that is about to start; in the file pool."""
     root = Root.open(environment.cwd, environment.root_identity, environment.options.containment)
     try:
-        require_free(root.fd, environment.commands.min_free_bytes)
+        require_free(root.fd, environment.policy.min_free_bytes)
     except ToolError:
         root.close()
         raise
@@ -170,7 +178,7 @@ def _open_root(environment: ToolEnvironment) -> Root:
 
 
 def _require_network(options: BashOptions, environment: ToolEnvironment) -> None:
-    if options.network == "host" and not environment.commands.allow_network:
+    if options.network == "host" and not environment.policy.allow_network:
         raise ToolError(
             ErrorCode.SANDBOX_UNAVAILABLE,
             'nothing was started: the workspace\'s options ask for network "host", which this server does not grant. '
@@ -182,6 +190,16 @@ def _sandbox_details(environment: ToolEnvironment, options: BashOptions) -> dict
     report = environment.sandbox.report
     host = options.network == "host" or "network" in report.missing
     return {**report.to_json(), "network": "host" if host else "none"}
+
+
+def _waiting(environment: ToolEnvironment) -> PartialResult:
+    """Return what a caller sees of a command that has waited for a while, and why."""
+    slots = environment.commands
+    text = (
+        "The command waits for others to end: "
+        f"{slots.per_workspace} may run at once in a workspace and {slots.limit} in all. Its timeout has not begun."
+    )
+    return PartialResult(text_content(text), {"queued": True})
 
 
 def _variables(defaults: Mapping[str, str], given: Mapping[str, str] | None) -> dict[str, str]:

@@ -15,6 +15,7 @@ from app.sandbox.base import Sandbox
 from app.sandbox.file_pool import FilePool
 from app.sandbox.limits import NO_POLICY, CommandPolicy
 from app.sandbox.local import LocalSandbox
+from app.sandbox.process_slots import ProcessSlots
 from app.sandbox.ripgrep import Ripgrep
 from app.tools.base import AgentTool, ToolDefinition
 from app.tools.bash import BashTool, bash_definition
@@ -68,20 +69,22 @@ class ToolsOptions:
     """What the tools of a workspace are made with.
 
     `options` are the workspace's. `sandbox`, `files` and `mutations` are shared by all workspaces of a process, which
-    is what keeps two changes of one file apart: pass the same ones every time, or none. `ripgrep` is shared likewise,
-    to bound how many searches run at once. `root_identity`, `output_url`, `powershell` and `commands` are those
-    of `ToolEnvironment`.
+    is what keeps two changes of one file apart: pass the same ones every time, or none. `ripgrep` and `commands` are
+    shared likewise, to bound how many searches and commands run at once. `tenant`, `root_identity`, `output_url`,
+    `powershell` and `policy` are those of `ToolEnvironment`.
     """
 
     options: WorkspaceOptions = field(default_factory=WorkspaceOptions)
     sandbox: Sandbox | None = None
     files: FilePool | None = None
     mutations: FileMutationQueue | None = None
+    commands: ProcessSlots | None = None
+    tenant: str = ""
     root_identity: tuple[int, int] | None = None
     output_url: Callable[[str], str | None] | None = None
     ripgrep: Ripgrep | None = None
     powershell: str | None = None
-    commands: CommandPolicy = NO_POLICY
+    policy: CommandPolicy = NO_POLICY
 
 
 def create_tool(name: str, cwd: str, options: ToolsOptions | None = None) -> AgentTool:
@@ -132,6 +135,7 @@ class WorkspaceTools(Mapping[str, AgentTool]):
         options = replace(
             shared,
             options=workspace.options,
+            tenant=workspace.owner,
             root_identity=(workspace.root_device, workspace.root_inode),
             output_url=output_url,
         )
@@ -183,11 +187,13 @@ def _environment(cwd: str, options: ToolsOptions | None) -> ToolEnvironment:
         sandbox=given.sandbox or _process_sandbox(),
         files=given.files or _process_files(),
         mutations=_process_mutations() if given.mutations is None else given.mutations,
+        commands=given.commands or _process_commands(),
+        tenant=given.tenant,
         root_identity=given.root_identity,
         output_url=given.output_url,
         ripgrep=given.ripgrep,
         powershell=given.powershell,
-        commands=given.commands,
+        policy=given.policy,
     )
 
 
@@ -204,3 +210,8 @@ def _process_files() -> FilePool:
 @cache
 def _process_mutations() -> FileMutationQueue:
     return FileMutationQueue()
+
+
+@cache
+def _process_commands() -> ProcessSlots:
+    return ProcessSlots()
