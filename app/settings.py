@@ -15,7 +15,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from app.errors import ConfigurationError
 from app.sandbox.limits import LEAST_OPEN_FILES, TMP_BYTES
 from app.sandbox.process_slots import COMMANDS, COMMANDS_PER_WORKSPACE
-from app.telemetry import LogFormat, LogLevel
+from app.telemetry.logs import LogFormat, LogLevel
 
 PREFIX: Final = "TOOLCRIB_"
 _SECRETS: Final = frozenset({"api_key", "database_url"})
@@ -49,8 +49,10 @@ class Settings(BaseSettings):
     command_cpu_seconds: int = Field(default=14_400, ge=1, le=31_536_000)
     command_memory_bytes: int | None = Field(default=None, ge=16_000_000, le=2**62)
     command_tmp_bytes: int = Field(default=TMP_BYTES, ge=4_096, le=2**62)
-    min_free_bytes: int = Field(default=50_000_000, ge=0, le=2**62)
+    min_free_bytes: int = Field(default=10_000_000, ge=0, le=2**62)
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
     log_level: LogLevel = "info"
     log_format: LogFormat = "auto"
 
