@@ -14,6 +14,7 @@ from app.domain.workspace import Workspace, WorkspaceOptions
 from app.sandbox.base import Sandbox
 from app.sandbox.decoder import Decoder
 from app.sandbox.file_pool import FilePool
+from app.sandbox.limits import NO_POLICY, CommandPolicy
 from app.sandbox.local import LocalSandbox
 from app.sandbox.process_slots import ProcessSlots
 from app.sandbox.ripgrep import Ripgrep
@@ -71,7 +72,7 @@ class ToolsOptions:
     `options` are the workspace's. `sandbox`, `files` and `mutations` are shared by all workspaces of a process, which
     is what keeps two changes of one file apart: pass the same ones every time, or none. `ripgrep`, `commands` and
     `decoder` are shared likewise, to bound how many searches, commands and decoders run at once. `tenant`,
-    `root_identity`, `output_url` and `powershell` are those of `ToolEnvironment`.
+    `root_identity`, `output_url`, `powershell` and `policy` are those of `ToolEnvironment`.
     """
 
     options: WorkspaceOptions = field(default_factory=WorkspaceOptions)
@@ -85,6 +86,7 @@ class ToolsOptions:
     ripgrep: Ripgrep | None = None
     powershell: str | None = None
     decoder: Decoder | None = None
+    policy: CommandPolicy = NO_POLICY
 
 
 def create_tool(name: str, cwd: str, options: ToolsOptions | None = None) -> AgentTool:
@@ -194,6 +196,7 @@ def _environment(cwd: str, options: ToolsOptions | None) -> ToolEnvironment:
         ripgrep=given.ripgrep,
         powershell=given.powershell,
         decoder=given.decoder or _process_decoder(),
+        policy=given.policy,
     )
 
 
