@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.errors import ConfigurationError
 from app.sandbox.process_slots import COMMANDS, COMMANDS_PER_WORKSPACE
-from app.telemetry import LogFormat, LogLevel
+from app.telemetry.logs import LogFormat, LogLevel
 
 PREFIX: Final = "TOOLCRIB_"
 _SECRETS: Final = frozenset({"api_key", "database_url"})
@@ -42,6 +42,8 @@ class Settings(BaseSettings):
     bwrap: Path | None = None
     powershell: Path | None = None
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
     log_level: LogLevel = "info"
     log_format: LogFormat = "auto"
 

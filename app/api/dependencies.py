@@ -30,6 +30,7 @@ from app.services.keys import Caller, KeyService
 from app.services.readiness import Readiness
 from app.services.tool_catalog import ToolCatalog
 from app.services.workspaces import WorkspaceService
+from app.telemetry.metrics import Metrics
 
 BODY_MAX_BYTES: Final = 16 * 1024 * 1024
 WAIT_MAX_SECONDS: Final = 60.0
@@ -61,6 +62,7 @@ class Services:
     batches: BatchService
     tools: ToolCatalog
     readiness: Readiness
+    metrics: Metrics
     about: About
 
 
@@ -99,6 +101,7 @@ class ApiKey(HTTPBearer):
 _api_key: Final = ApiKey()
 Reader = Annotated[Caller, Security(_api_key, scopes=["read"])]
 Writer = Annotated[Caller, Security(_api_key, scopes=["write"])]
+Admin = Annotated[Caller, Security(_api_key, scopes=["admin"])]
 
 
 def _refuse_odd_parameters(request: Request) -> None:

@@ -79,6 +79,7 @@ class BatchWriter:
         records: the writer all batches share.
         capture_bytes: how many bytes of output of a tool are kept, by the tool's name.
         on_fenced: called once, on the loop, when another owner writes the batch now.
+        on_gap: called when a stream of a call's output is stored no further.
     """
 
     def __init__(
@@ -88,11 +89,13 @@ class BatchWriter:
         *,
         capture_bytes: Callable[[str], int],
         on_fenced: Callable[[], None],
+        on_gap: Callable[[], None] = lambda: None,
     ) -> None:
         self._batch = batch
         self._records = records
         self._capture_bytes = capture_bytes
         self._on_fenced = on_fenced
+        self._on_gap = on_gap
         self._seq = batch.last_seq
         self._started_at = batch.started_at
         self._calls: dict[str, _CallState] = {}
@@ -248,6 +251,7 @@ class BatchWriter:
             "fromOffset": state.stream_offsets.get(stream, 0),
         }
         self._append(EventType.OUTPUT_GAP, now_ms(), state.call.id, members)
+        self._on_gap()
         self._submit_soon()
 
     @staticmethod
