@@ -25,6 +25,7 @@ from pydantic_core import PydanticCustomError
 from app.api.errors import invalid_body
 from app.domain.batch import BatchStatus, OnDisconnect, OnError
 from app.domain.events import EventType
+from app.domain.json_model import JsonModel
 from app.domain.tool_call import CallStatus, ExecutionMode
 from app.domain.workspace import WHOLE, WorkspaceOptions, WorkspaceStatus
 from app.errors import ErrorCode
@@ -41,17 +42,8 @@ _BASE64: Final = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 T = TypeVar("T", bound=BaseModel)
 
 
-class RequestModel(BaseModel):
-    """A request body: camelCase, strict, nothing unknown."""
-
-    model_config = ConfigDict(
-        alias_generator=to_camel,
-        validate_by_name=False,
-        validate_by_alias=True,
-        extra="forbid",
-        strict=True,
-        frozen=True,
-    )
+class RequestModel(JsonModel):
+    """A request body."""
 
 
 class ResponseModel(BaseModel):

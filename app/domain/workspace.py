@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from app.domain.encodings import find_encoding, unknown_encoding
+from app.domain.json_model import JsonModel
 from app.domain.tool_call import ExecutionMode
 
 READ_MAX_BYTES: Final = 1_000_000
@@ -32,15 +32,8 @@ Bytes = Annotated[int, Field(ge=256, le=1_000_000_000), WHOLE]
 Lines = Annotated[int, Field(ge=1, le=10_000_000), WHOLE]
 
 
-class OptionsModel(BaseModel):
-    model_config = ConfigDict(
-        alias_generator=to_camel,
-        validate_by_name=False,
-        validate_by_alias=True,
-        extra="forbid",
-        strict=True,
-        frozen=True,
-    )
+class OptionsModel(JsonModel):
+    """A group of options."""
 
 
 class ReadOptions(OptionsModel):

@@ -1,19 +1,20 @@
 """bash: one command in a shell of its own, in the workspace's root."""
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Final
+from collections.abc import Sequence
+from typing import Final
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from app.domain.abort import AbortSignal
 from app.domain.tool_call import ToolResult
 from app.domain.workspace import WorkspaceOptions
 from app.errors import ErrorCode, ToolError
-from app.sandbox.environment import check_variables, find_program
+from app.sandbox.environment import find_program
 from app.tools._shell import ShellCall, run_shell, shown_bytes
 from app.tools.base import OnUpdate, ToolAnnotations, ToolDefinition
 from app.tools.environment import ToolEnvironment
-from app.tools.model_tool import ArgumentsModel, ModelTool, define
+from app.tools.model_tool import ModelTool, define
+from app.tools.shell_arguments import SHELL_SPELLINGS, ShellArguments
 
 BASH_ANNOTATIONS: Final = ToolAnnotations(
     title="Run a shell command",
@@ -27,29 +28,8 @@ _LONGEST_ARGUMENT: Final = 100_000
 """Linux takes at most 128 KiB in one argument, and about 2 MB in all."""
 
 
-class BashArguments(ArgumentsModel):
+class BashArguments(ShellArguments):
     command: str = Field(description="The command, as `bash -c` takes it: several lines and here-documents are fine.")
-    description: str | None = Field(
-        default=None, description="What the command does, in a few words, for people who read the record."
-    )
-    timeout: int | None = Field(
-        default=None, ge=1, description="Time limit in milliseconds; a larger value than allowed is cut to that."
-    )
-    env: dict[str, str] | None = Field(default=None, description="Environment variables to add, by name.")
-
-    @field_validator("command")
-    @classmethod
-    def _can_be_an_argument(cls, command: str) -> str:
-        if "\0" in command:
-            raise ValueError("holds the character U+0000, which no command can")
-        return command
-
-    @field_validator("env")
-    @classmethod
-    def _can_be_set(cls, env: dict[str, str] | None) -> dict[str, str] | None:
-        if env is not None:
-            check_variables(env)
-        return env
 
 
 def bash_definition(options: WorkspaceOptions) -> ToolDefinition:
@@ -69,7 +49,7 @@ def bash_definition(options: WorkspaceOptions) -> ToolDefinition:
 
 class BashTool(ModelTool[BashArguments]):
     arguments_model = BashArguments
-    spellings: ClassVar[Mapping[str, str]] = {"cmd": "command", "timeoutMs": "timeout", "timeout_ms": "timeout"}
+    spellings = SHELL_SPELLINGS
 
     def __init__(self, environment: ToolEnvironment) -> None:
         super().__init__(bash_definition(environment.options))

@@ -26,6 +26,7 @@ from pydantic_core import ErrorDetails
 
 from app.domain import json_codec
 from app.domain.abort import AbortSignal
+from app.domain.json_model import JsonModel
 from app.domain.tool_call import ExecutionMode, ToolResult
 from app.errors import ErrorCode, ToolError
 from app.tools.base import OnUpdate, ToolAnnotations, ToolDefinition, ToolUpdate
@@ -39,19 +40,13 @@ _SCHEMA_ORDER: Final = ("type", "description", "enum", "const", "default", "prop
 _PATH_SPELLINGS: Final = ("file_path", "filePath")
 
 
-class ArgumentsModel(BaseModel):
+class ArgumentsModel(JsonModel):
     """Arguments of a tool: camelCase, strict, nothing unknown. Field descriptions are what a model reads.
 
     An optional field is written `x: int | None = Field(default=None, ...)`; its schema says `integer`, not required.
     """
 
     model_config = ConfigDict(
-        alias_generator=to_camel,
-        validate_by_name=False,
-        validate_by_alias=True,
-        extra="forbid",
-        strict=True,
-        frozen=True,
         allow_inf_nan=False,
         # Any limit on strings makes pydantic look whether they are Unicode: half of a surrogate pair is refused here,
         # and not by whatever would have to encode it later.

@@ -39,6 +39,8 @@ class PathPattern:
         Raises:
             GlobError: it is none, or could match nothing; the message is for the caller.
         """
+        if "\0" in text:
+            raise GlobError("it holds the character U+0000, which no name can")
         globs = parse_glob(text)
         if not _WILDCARDS.isdisjoint(text):
             # Names hold brackets and braces too: `[id].tsx` is also itself.

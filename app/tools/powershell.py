@@ -10,8 +10,8 @@ PowerShell writes UTF-8 without a byte order mark because the locale of a comman
 """
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Final
+from collections.abc import Sequence
+from typing import Final
 
 from pydantic import Field, field_validator
 
@@ -19,11 +19,12 @@ from app.domain.abort import AbortSignal
 from app.domain.tool_call import ToolResult
 from app.domain.workspace import WorkspaceOptions
 from app.errors import ErrorCode, ToolError
-from app.sandbox.environment import check_variables, find_program
+from app.sandbox.environment import find_program
 from app.tools._shell import ShellCall, run_shell, shown_bytes
 from app.tools.base import OnUpdate, ToolAnnotations, ToolDefinition
 from app.tools.environment import ToolEnvironment
-from app.tools.model_tool import ArgumentsModel, ModelTool, define
+from app.tools.model_tool import ModelTool, define
+from app.tools.shell_arguments import SHELL_SPELLINGS, ShellArguments
 
 POWERSHELL_ANNOTATIONS: Final = ToolAnnotations(
     title="Run a PowerShell command",
@@ -48,21 +49,12 @@ _LONGEST_COMMAND: Final = 100_000
 """In bytes: Linux takes at most 128 KiB in one argument."""
 
 
-class PowerShellArguments(ArgumentsModel):
+class PowerShellArguments(ShellArguments):
     command: str = Field(description="The command: PowerShell 7, several lines and here-strings are fine.")
-    description: str | None = Field(
-        default=None, description="What the command does, in a few words, for people who read the record."
-    )
-    timeout: int | None = Field(
-        default=None, ge=1, description="Time limit in milliseconds; a larger value than allowed is cut to that."
-    )
-    env: dict[str, str] | None = Field(default=None, description="Environment variables to add, by name.")
 
     @field_validator("command")
     @classmethod
-    def _can_be_an_argument(cls, command: str) -> str:
-        if "\0" in command:
-            raise ValueError("holds the character U+0000, which no command can")
+    def _fits_an_argument(cls, command: str) -> str:
         size = len(command.encode("utf-8", "surrogatepass"))
         if size > _LONGEST_COMMAND:
             raise ValueError(
@@ -70,13 +62,6 @@ class PowerShellArguments(ArgumentsModel):
                 "and run that"
             )
         return command
-
-    @field_validator("env")
-    @classmethod
-    def _can_be_set(cls, env: dict[str, str] | None) -> dict[str, str] | None:
-        if env is not None:
-            check_variables(env)
-        return env
 
 
 def powershell_definition(options: WorkspaceOptions) -> ToolDefinition:
@@ -96,7 +81,7 @@ def powershell_definition(options: WorkspaceOptions) -> ToolDefinition:
 
 class PowerShellTool(ModelTool[PowerShellArguments]):
     arguments_model = PowerShellArguments
-    spellings: ClassVar[Mapping[str, str]] = {"cmd": "command", "timeoutMs": "timeout", "timeout_ms": "timeout"}
+    spellings = SHELL_SPELLINGS
 
     def __init__(self, environment: ToolEnvironment) -> None:
         super().__init__(powershell_definition(environment.options))
