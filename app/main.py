@@ -22,7 +22,7 @@ from app.api.dependencies import About, Services
 from app.api.errors import add_error_handlers
 from app.api.middleware import FaultBarrier, RequestContext
 from app.api.openapi import build_openapi
-from app.api.routes import batches, calls, files, operations, tools, workspaces
+from app.api.routes import batches, calls, files, keys, operations, tools, workspaces
 from app.domain.abort import AbortReason
 from app.errors import ConfigurationError
 from app.events.log import EventLog
@@ -41,7 +41,7 @@ from app.services.archives import ArchiveService
 from app.services.batches import BatchService
 from app.services.file_access import FileAccess
 from app.services.files import FileService
-from app.services.keys import KeyService, make_key
+from app.services.keys import KeyRequest, KeyService, make_key
 from app.services.readiness import Readiness
 from app.services.tool_catalog import ToolCatalog
 from app.services.workspace_roots import WorkspaceRoots
@@ -71,6 +71,7 @@ _TAGS: Final = [
     {"name": "batches", "description": "Ordered tool calls, submitted once and executed once."},
     {"name": "calls", "description": "The records of single calls."},
     {"name": "tools", "description": "What a model is told of the tools."},
+    {"name": "keys", "description": "Who may do what. For operators."},
     {"name": "operations", "description": "For whoever runs the service; no key needed."},
 ]
 _CORS_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
@@ -127,7 +128,7 @@ def create_app(settings: Settings, *, stop: Callable[[], None] = _stop_process) 
         redoc_url=None,
         redirect_slashes=False,
     )
-    for module in (batches, calls, workspaces, files, tools, operations):
+    for module in (batches, calls, workspaces, files, tools, keys, operations):
         app.include_router(module.router)
     add_error_handlers(app)
     # The last one added is the outermost.
@@ -264,7 +265,7 @@ def migrate(settings: Settings) -> None:
     _open_storage(settings).close()
 
 
-def create_key(settings: Settings, name: str) -> str:
+def create_key(settings: Settings, request: KeyRequest) -> str:
     """Make an API key and return its token, which is stored nowhere; a service that runs takes it at once.
 
     Raises:
@@ -273,7 +274,7 @@ def create_key(settings: Settings, name: str) -> str:
     _make_data_dir(settings)
     storage = _open_storage(settings)
     try:
-        key, token = make_key(name)
+        key, token = make_key(request, created_by="cli")
         storage.apply([CreateKey(key)])
     except StorageError as error:
         raise ConfigurationError(f"the key was not stored: {error}") from error

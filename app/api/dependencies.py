@@ -2,7 +2,8 @@
 
 import asyncio
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, get_origin
 
 from fastapi import Header, Path, Query, Request, Security
@@ -10,6 +11,7 @@ from fastapi.security import HTTPBearer, SecurityScopes
 from pydantic import AfterValidator
 
 from app.api.errors import NotAcceptable, UnsupportedMediaType
+from app.domain.caller import Caller
 from app.domain.idempotency import IdempotencyKey
 from app.domain.ids import Prefix, is_id
 from app.domain.json_codec import JsonSyntaxError, JsonValueError, parse
@@ -26,13 +28,16 @@ from app.errors import (
 from app.services.archives import ArchiveService
 from app.services.batches import BatchService
 from app.services.files import FileService
-from app.services.keys import Caller, KeyService
+from app.services.keys import KeyService
 from app.services.readiness import Readiness
 from app.services.tool_catalog import ToolCatalog
 from app.services.workspaces import WorkspaceService
 
 BODY_MAX_BYTES: Final = 16 * 1024 * 1024
 WAIT_MAX_SECONDS: Final = 60.0
+# How the document of FastAPI names the ways in; `app.api.openapi` makes of them what OpenAPI means.
+KEY_SCHEME: Final = "apiKey"
+ANY_SCOPE_SCHEME: Final = "apiKeyAnyScope"
 # Parsing this much takes longer than handing it to a thread.
 _PARSE_INLINE_BYTES: Final = 64 * 1024
 _PREFER_WAIT: Final = re.compile(r"(?:^|[,;])\s*wait\s*=\s*\"?(\d{1,9})\"?\s*(?=$|[,;])", re.IGNORECASE)
@@ -70,15 +75,26 @@ def services_of(request: Request) -> Services:
 
 
 class ApiKey(HTTPBearer):
-    """What every request of `/v1` passes: its bearer key, then the names of its query parameters.
+    """What every request of `/v1` passes: its bearer key, the key's scopes, then the names of its query parameters.
 
     In this order, because who has no key is told nothing else.
     """
 
-    def __init__(self) -> None:
-        super().__init__(scheme_name="apiKey", description="`Authorization: Bearer <API key>`", auto_error=False)
+    def __init__(self, scheme_name: str = KEY_SCHEME) -> None:
+        super().__init__(
+            scheme_name=scheme_name,
+            description="`Authorization: Bearer <API key>`; the scopes are the key's.",
+            auto_error=False,
+        )
 
     async def __call__(self, request: Request, security_scopes: SecurityScopes) -> Caller:  # type: ignore[override]
+        caller = await self._caller(request)
+        self._require(caller, security_scopes.scopes)
+        if request.scope["query_string"]:
+            _refuse_odd_parameters(request)
+        return replace(caller, request_id=request.scope["state"]["request_id"])
+
+    async def _caller(self, request: Request) -> Caller:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token:
@@ -87,18 +103,48 @@ class ApiKey(HTTPBearer):
             )
         caller = await services_of(request).keys.caller(token)
         if caller is None:
-            raise Unauthorized("there is no such API key", headers={"WWW-Authenticate": 'Bearer error="invalid_token"'})
-        for scope in security_scopes.scopes:
-            if scope not in caller.scopes:
-                raise Forbidden(f"the API key lacks the scope {scope}", scope=scope)
-        if request.scope["query_string"]:
-            _refuse_odd_parameters(request)
+            raise Unauthorized(
+                "there is no such API key, or it was revoked or has expired",
+                headers={"WWW-Authenticate": 'Bearer error="invalid_token"'},
+            )
         return caller
+
+    def _require(self, caller: Caller, scopes: Sequence[str]) -> None:
+        for scope in scopes:
+            if scope not in caller.scopes:
+                raise lacks(scope)
+
+
+class AnyScope(ApiKey):
+    """As `ApiKey`, where one of the scopes is enough: what else is needed depends on the tools that are called."""
+
+    def __init__(self) -> None:
+        super().__init__(ANY_SCOPE_SCHEME)
+
+    def _require(self, caller: Caller, scopes: Sequence[str]) -> None:
+        if caller.scopes.isdisjoint(scopes):
+            raise lacks(" or ".join(scopes))
+
+
+def lacks(scope: str, why: str = "") -> Forbidden:
+    """Return the error of a key without a scope; `why` goes on with the sentence."""
+    return Forbidden(f"the API key lacks the scope {scope}{why}", scope=scope)
 
 
 _api_key: Final = ApiKey()
 Reader = Annotated[Caller, Security(_api_key, scopes=["read"])]
 Writer = Annotated[Caller, Security(_api_key, scopes=["write"])]
+Admin = Annotated[Caller, Security(_api_key, scopes=["admin"])]
+ToolCaller = Annotated[Caller, Security(AnyScope(), scopes=["read", "write", "exec"])]
+"""Who may call tools; `require_tools` says which."""
+
+
+def require_tools(catalog: ToolCatalog, caller: Caller, names: Iterable[str]) -> None:
+    """Raise Forbidden when the caller lacks the scope of a tool; one that does not exist needs none."""
+    for name in names:
+        scope = catalog.scope(name)
+        if scope is not None and scope not in caller.scopes:
+            raise lacks(scope, f", which the tool {name} needs")
 
 
 def _refuse_odd_parameters(request: Request) -> None:
@@ -149,6 +195,7 @@ def _id_of(prefix: Prefix, noun: str) -> AfterValidator:
 
 WorkspaceId = Annotated[str, Path(description="The workspace's id, `ws_…`."), _id_of("ws", "workspace")]
 BatchId = Annotated[str, Path(description="The batch's id, `batch_…`."), _id_of("batch", "batch")]
+KeyId = Annotated[str, Path(description="The key's id, `key_…`."), _id_of("key", "key")]
 CallId = Annotated[str, Path(description="The call's id, `call_…`; not your own `toolCallId`."), _id_of("call", "call")]
 Limit = Annotated[int, Query(ge=1, le=200, description="Items of a page at most.")]
 Cursor = Annotated[str | None, Query(description="`nextCursor` of the page before.")]

@@ -19,6 +19,7 @@ from app.domain.tool_call import CallRecord
 from app.domain.workspace import Workspace
 from app.errors import InvalidCursor
 from app.services.batches import INLINE_BYTES
+from app.storage.base import ApiKey
 
 _NO_HOOKS: Final = orjson.Fragment(b"[]")
 
@@ -82,6 +83,20 @@ def workspace_json(workspace: Workspace) -> dict[str, Any]:
         "createdAt": rfc3339(workspace.created_at),
         "lastUsedAt": rfc3339(workspace.last_used_at),
         "expiresAt": _time(workspace.expires_at),
+    }
+
+
+def key_json(key: ApiKey) -> dict[str, Any]:
+    """Return a key without anything its token could be told from."""
+    return {
+        "id": key.id,
+        "name": key.name,
+        "owner": key.owner,
+        "scopes": list(key.scopes),
+        "createdAt": rfc3339(key.created_at),
+        "createdBy": key.created_by,
+        "expiresAt": _time(key.expires_at),
+        "revokedAt": _time(key.revoked_at),
     }
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import orjson
@@ -145,6 +145,9 @@ class BatchService:
         Raises:
             NotFound: there is no such batch.
         """
+        if owner is not None and wait > 0:
+            # Before anything is waited for: how long an answer takes tells who does not see the batch nothing.
+            await self._batch(batch_id, owner, calls=False)
         if wait > 0:
             if self._backend.is_local(batch_id):
                 await self._backend.wait(batch_id, wait)
@@ -215,9 +218,14 @@ class BatchService:
     async def calls(
         self, condition: CallFilter, *, owner: str | None, before: str | None, limit: int
     ) -> Page[CallRecord]:
-        """Return calls that meet the conditions, newest first."""
+        """Return calls of an owner that meet the conditions, newest first.
+
+        Raises:
+            NotFound: the owner has no such workspace.
+        """
         if condition.workspace_id is not None:
             await self._check_owner(condition.workspace_id, owner, f"there is no workspace {condition.workspace_id}")
+        condition = replace(condition, owner=owner)
         return await self._reads.run(self._storage.calls, condition, before=before, limit=limit, inline=INLINE_BYTES)
 
     async def open_events(

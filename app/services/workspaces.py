@@ -81,6 +81,7 @@ class _KnownRoot:
 
     path: str
     identity: tuple[int, int]
+    owner: str
 
 
 class WorkspaceService:
@@ -216,6 +217,19 @@ class WorkspaceService:
         if workspace.status is not WorkspaceStatus.ACTIVE or _expired(workspace):
             raise _gone(workspace_id)
         return workspace
+
+    async def owner(self, workspace_id: str, *, seen_by: str | None) -> str:
+        """Return whom a workspace belongs to, gone or not; `seen_by` None sees every workspace.
+
+        Raises:
+            NotFound: there is none, or it belongs to somebody else.
+        """
+        known = self._known.get(workspace_id)
+        if known is None:
+            return (await self.get(workspace_id, owner=seen_by)).owner
+        if seen_by is not None and known.owner != seen_by:
+            raise NotFound(f"there is no workspace {workspace_id}")
+        return known.owner
 
     async def list(self, *, owner: str | None, before: str | None, limit: int) -> Page[Workspace]:
         """Return workspaces, newest first, deleted ones too."""
@@ -363,7 +377,7 @@ class WorkspaceService:
     # -- the rest -----------------------------------------------------------------------------------------------------
 
     def _remember(self, workspace: Workspace) -> _KnownRoot:
-        known = _KnownRoot(workspace.root, (workspace.root_device, workspace.root_inode))
+        known = _KnownRoot(workspace.root, (workspace.root_device, workspace.root_inode), workspace.owner)
         if workspace.status is not WorkspaceStatus.ACTIVE or workspace.expires_at is None:
             self._expiries.pop(workspace.id, None)
         else:

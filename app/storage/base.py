@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from app.domain.batch import Batch, BatchStatus, Summary
+from app.domain.caller import Scope
 from app.domain.events import OutputRow, OutputStream, StoredEvent
 from app.domain.idempotency import IdempotencyKey
 from app.domain.tool_call import CallError, CallRecord, CallStatus, ExecutionMode
@@ -199,18 +200,34 @@ class RequestCancel:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """`token_hash` is the SHA-256 of the token; the token itself is shown once and stored nowhere."""
+    """`token_hash` is the SHA-256 of the token; the token itself is shown once and stored nowhere.
+
+    `created_by` is the id of the key that made it, `env` for the environment's, `cli` or `service`. Times are
+    milliseconds since the epoch; a key works until `expires_at` or `revoked_at`, whichever comes first.
+    """
 
     id: str
     name: str
+    owner: str
     token_hash: bytes
-    scopes: tuple[str, ...]
+    scopes: tuple[Scope, ...]
     created_at: int
+    created_by: str
+    expires_at: int | None = None
+    revoked_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CreateKey:
     key: ApiKey
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeKey:
+    """Note when a key was revoked; the first time stays. Refused: `not_found`."""
+
+    key_id: str
+    at: int
 
 
 Write: TypeAlias = (
@@ -222,6 +239,7 @@ Write: TypeAlias = (
     | ClaimBatch
     | RequestCancel
     | CreateKey
+    | RevokeKey
 )
 
 
@@ -368,6 +386,12 @@ class Storage(Protocol):
         """Yield bytes `start … end - 1`, at most 1 MiB at a time, each page a transaction of its own."""
         ...
 
-    def keys(self) -> list[ApiKey]: ...
+    def keys(self) -> list[ApiKey]:
+        """Return the keys that were not revoked."""
+        ...
+
+    def keys_page(self, *, before: str | None, limit: int) -> Page[ApiKey]:
+        """Newest first; revoked ones too."""
+        ...
 
     def close(self) -> None: ...

@@ -182,9 +182,13 @@ def upgrade() -> None:
         "api_keys",
         sa.Column("id", ascii_text, nullable=False),
         sa.Column("name", sa.LargeBinary, nullable=False),
+        sa.Column("owner", ascii_text, nullable=False),
         sa.Column("token_hash", sa.LargeBinary, nullable=False),
         sa.Column("scopes", sa.LargeBinary, nullable=False),
         sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("created_by", ascii_text, nullable=False),
+        sa.Column("expires_at", sa.BigInteger),
+        sa.Column("revoked_at", sa.BigInteger),
         sa.PrimaryKeyConstraint("id", name="pk_api_keys"),
         sqlite_with_rowid=False,
     )

@@ -13,15 +13,16 @@ from app.api.dependencies import (
     Limit,
     Reader,
     Services,
+    ToolCaller,
     Wait,
     WorkspaceId,
-    Writer,
     accepts_events,
     event_cursor,
     idempotency_key,
     read_json,
     refuse_when_draining,
     require_events,
+    require_tools,
     services_of,
     waiting,
 )
@@ -30,11 +31,11 @@ from app.api.openapi import Responses, at_every_route, body_of, header, problems
 from app.api.schemas import BatchBody, BatchListBody, BatchRequestBody, CallBody, EventBody, batch_request
 from app.api.wire import batch_item_json, batch_json, call_json, decode_cursor, json_response, list_response
 from app.domain.batch import BatchStatus
+from app.domain.caller import Caller
 from app.domain.idempotency import IdempotencyKey
 from app.errors import NotFound
 from app.events.log import Updates
 from app.services.batches import BatchRequest, CallRequest, Submitted
-from app.services.keys import Caller
 
 TOOL_WAIT_SECONDS: Final = 30.0
 
@@ -96,7 +97,7 @@ UpdatesParameter = Annotated[
 async def create_batch(
     request: Request,
     workspace_id: WorkspaceId,
-    caller: Writer,
+    caller: ToolCaller,
     wait: Wait = None,
     updates: UpdatesParameter = "delta",
     key: IdempotencyHeader = None,
@@ -106,7 +107,7 @@ async def create_batch(
     body = await read_json(request)
     asked = batch_request(body)
     idempotency = await idempotency_key(key, "batch", body)
-    submitted = await _submit(services, request, workspace_id, asked, caller, idempotency)
+    submitted = await _submit(services, workspace_id, asked, caller, idempotency)
     batch = submitted.batch
     headers = _headers(submitted)
     if accepts_events(request):
@@ -130,13 +131,13 @@ async def create_batch(
 async def list_batches(
     request: Request,
     workspace_id: WorkspaceId,
-    _caller: Reader,
+    caller: Reader,
     status: Annotated[BatchStatus | None, Query()] = None,
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Response:
     page = await services_of(request).batches.list(
-        workspace_id, owner=None, status=status, before=decode_cursor(cursor, "batch"), limit=limit
+        workspace_id, owner=caller.sees, status=status, before=decode_cursor(cursor, "batch"), limit=limit
     )
     return list_response(map(batch_item_json, page.items), page.next_before)
 
@@ -151,9 +152,9 @@ async def list_batches(
         **problems("not_found"),
     },
 )
-async def get_batch(request: Request, batch_id: BatchId, _caller: Reader, wait: Wait = None) -> Response:
+async def get_batch(request: Request, batch_id: BatchId, caller: Reader, wait: Wait = None) -> Response:
     time = waiting(request, wait)
-    batch = await services_of(request).batches.get(batch_id, owner=None, wait=time.seconds)
+    batch = await services_of(request).batches.get(batch_id, owner=caller.sees, wait=time.seconds)
     return json_response(batch_json(batch), headers=time.headers)
 
 
@@ -195,7 +196,7 @@ _EVENTS: Final[Responses] = {
 async def get_events(
     request: Request,
     batch_id: BatchId,
-    _caller: Reader,
+    caller: Reader,
     after: Annotated[
         str | None, Query(description="The last event id you have seen.", json_schema_extra={"pattern": "^[0-9]*$"})
     ] = None,
@@ -203,7 +204,7 @@ async def get_events(
 ) -> Response:
     require_events(request)
     cursor = event_cursor(request, after)
-    frames = await services_of(request).batches.open_events(batch_id, owner=None, cursor=cursor, updates=updates)
+    frames = await services_of(request).batches.open_events(batch_id, owner=caller.sees, cursor=cursor, updates=updates)
     return Response(status_code=204) if frames is None else EventStream(frames)
 
 
@@ -219,8 +220,11 @@ async def get_events(
         **problems("not_found"),
     },
 )
-async def cancel_batch(request: Request, batch_id: BatchId, _caller: Writer) -> Response:
-    batch = await services_of(request).batches.cancel(batch_id, owner=None)
+async def cancel_batch(request: Request, batch_id: BatchId, caller: ToolCaller) -> Response:
+    services = services_of(request)
+    batch = await services.batches.get(batch_id, owner=caller.sees)
+    require_tools(services.tools, caller, (call.tool_name for call in batch.calls))
+    batch = await services.batches.cancel(batch_id, owner=caller.sees)
     return json_response(batch_json(batch), 200 if batch.status.terminal else 202)
 
 
@@ -254,7 +258,7 @@ async def call_tool(
     request: Request,
     workspace_id: WorkspaceId,
     tool: Annotated[str, Path(description="The tool's name.")],
-    caller: Writer,
+    caller: ToolCaller,
     wait: Wait = None,
     key: IdempotencyHeader = None,
 ) -> Response:
@@ -265,7 +269,7 @@ async def call_tool(
     arguments = await read_json(request, empty={})
     asked = BatchRequest((CallRequest(None, tool, arguments),), metadata={})
     idempotency = await idempotency_key(key, f"tool:{tool}", arguments)
-    submitted = await _submit(services, request, workspace_id, asked, caller, idempotency)
+    submitted = await _submit(services, workspace_id, asked, caller, idempotency)
     time = waiting(request, wait, default=TOOL_WAIT_SECONDS)
     batch = await services.batches.get(submitted.batch.id, owner=None, wait=time.seconds)
     headers = {**_headers(submitted), **time.headers}
@@ -274,22 +278,24 @@ async def call_tool(
 
 async def _submit(
     services: Services,
-    request: Request,
     workspace_id: str,
     asked: BatchRequest,
     caller: Caller,
     idempotency: IdempotencyKey | None,
 ) -> Submitted:
+    require_tools(services.tools, caller, (call.name for call in asked.calls))
+    # What happens in a workspace belongs to its owner, also when an operator makes it happen.
+    owner = await services.workspaces.owner(workspace_id, seen_by=caller.sees)
     if idempotency is not None:
-        batch = await services.batches.attach(workspace_id, idempotency, owner=caller.id)
+        batch = await services.batches.attach(workspace_id, idempotency, owner=owner)
         if batch is not None:
             return Submitted(batch, attached=True)
     await services.workspaces.check_root(workspace_id)
     return await services.batches.submit(
         workspace_id,
         asked,
-        owner=caller.id,
-        request_id=request.scope["state"]["request_id"],
+        owner=owner,
+        request_id=caller.request_id,
         idempotency=idempotency,
     )
 

@@ -1,19 +1,17 @@
 """Calls: the record query, one call, its captured output, its cancel."""
 
-import re
-from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Query, Request
-from pydantic import AfterValidator, StringConstraints, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import StringConstraints
 from starlette.responses import Response
 
 from app.api.byte_range import byte_range
-from app.api.dependencies import CallId, Cursor, Limit, Reader, Writer, services_of
+from app.api.dependencies import CallId, Cursor, Limit, Reader, ToolCaller, require_tools, services_of
 from app.api.event_stream import BoundedStream
 from app.api.openapi import Responses, at_every_route, header, problems
 from app.api.schemas import CallBody, CallListBody
+from app.api.times import RequestTime, milliseconds
 from app.api.wire import Budget, call_json, decode_cursor, json_response, list_response
 from app.domain.events import OutputStream
 from app.domain.tool_call import CallStatus
@@ -22,31 +20,12 @@ from app.storage.base import CallFilter
 
 router = APIRouter(prefix="/v1/calls", tags=["calls"], responses=at_every_route())
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TEXT: Final = "text/plain; charset=utf-8"
-
-
-def _time(value: str) -> str:
-    _milliseconds(value)
-    return value
-
-
-def _milliseconds(value: str) -> int:
-    # In a query string an unescaped + is a blank, and a time with an offset is where that happens.
-    text = re.sub(r" (\d\d:\d\d)\Z", r"+\1", value.strip()).upper()
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        time = None
-    if time is None or time.tzinfo is None or "T" not in text.replace(" ", "T"):
-        raise PydanticCustomError("time", "this is no RFC 3339 time such as 2026-01-02T03:04:05.678Z")
-    return (time - _EPOCH) // timedelta(milliseconds=1)
 
 
 # Text that is compared with columns: visible, so that no database stumbles over it.
 Visible = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Line = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
-Time = Annotated[str, AfterValidator(_time), WithJsonSchema({"type": "string", "format": "date-time"})]
 
 
 @router.get(
@@ -63,7 +42,7 @@ Time = Annotated[str, AfterValidator(_time), WithJsonSchema({"type": "string", "
 )
 async def list_calls(
     request: Request,
-    _caller: Reader,
+    caller: Reader,
     workspace: Annotated[Visible | None, Query(description="The workspace's id.")] = None,
     batch: Annotated[Visible | None, Query(description="The batch's id.")] = None,
     tool: Annotated[Visible | None, Query(description="The tool's name.")] = None,
@@ -72,8 +51,8 @@ async def list_calls(
     toolcall: Annotated[Visible | None, Query(description="Your own id, `toolCallId`.")] = None,
     path: Annotated[Line | None, Query(description="A path that arguments or result name.")] = None,
     q: Annotated[Line | None, Query(description="A text that stands in a string of arguments or result.")] = None,
-    since: Annotated[Time | None, Query(description="Queued at this time or later.")] = None,
-    until: Annotated[Time | None, Query(description="Queued at this time or earlier.")] = None,
+    since: Annotated[RequestTime | None, Query(description="Queued at this time or later.")] = None,
+    until: Annotated[RequestTime | None, Query(description="Queued at this time or earlier.")] = None,
     minduration: Annotated[int | None, Query(ge=0, le=2**53, description="Ran for this many ms or longer.")] = None,
     limit: Limit = 50,
     cursor: Cursor = None,
@@ -85,14 +64,14 @@ async def list_calls(
         status=status,
         error_code=None if error is None else error.value,
         tool_call_id=toolcall,
-        since=None if since is None else _milliseconds(since),
-        until=None if until is None else _milliseconds(until),
+        since=None if since is None else milliseconds(since),
+        until=None if until is None else milliseconds(until),
         min_duration_ms=minduration,
         path=path,
         text=q,
     )
     page = await services_of(request).batches.calls(
-        condition, owner=None, before=decode_cursor(cursor, "call"), limit=limit
+        condition, owner=caller.sees, before=decode_cursor(cursor, "call"), limit=limit
     )
     budget = Budget()
     return list_response((call_json(call, budget) for call in page.items), page.next_before)
@@ -105,8 +84,8 @@ async def list_calls(
     response_model=None,
     responses={200: {"model": CallBody}, **problems("not_found")},
 )
-async def get_call(request: Request, call_id: CallId, _caller: Reader) -> Response:
-    return json_response(call_json(await services_of(request).batches.call(call_id, owner=None)))
+async def get_call(request: Request, call_id: CallId, caller: Reader) -> Response:
+    return json_response(call_json(await services_of(request).batches.call(call_id, owner=caller.sees)))
 
 
 @router.post(
@@ -121,8 +100,11 @@ async def get_call(request: Request, call_id: CallId, _caller: Reader) -> Respon
         **problems("not_found"),
     },
 )
-async def cancel_call(request: Request, call_id: CallId, _caller: Writer) -> Response:
-    call = await services_of(request).batches.cancel_call(call_id, owner=None)
+async def cancel_call(request: Request, call_id: CallId, caller: ToolCaller) -> Response:
+    services = services_of(request)
+    call = await services.batches.call(call_id, owner=caller.sees)
+    require_tools(services.tools, caller, (call.tool_name,))
+    call = await services.batches.cancel_call(call_id, owner=caller.sees)
     return json_response(call_json(call), 200 if call.status.terminal else 202)
 
 
@@ -174,14 +156,14 @@ _OUTPUT: Final[Responses] = {
 async def get_output(
     request: Request,
     call_id: CallId,
-    _caller: Reader,
+    caller: Reader,
     stream: Annotated[
         Literal["combined", "stdout", "stderr"], Query(description="`combined`: both, in the order they were read.")
     ] = "combined",
     follow: Annotated[bool, Query(description="Go on until the call has ended.")] = False,
 ) -> Response:
     batches = services_of(request).batches
-    call = await batches.call(call_id, owner=None)
+    call = await batches.call(call_id, owner=caller.sees)
     only: OutputStream | None = None if stream == "combined" else stream
     if follow:
         if request.method == "HEAD":

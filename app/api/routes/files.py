@@ -198,9 +198,9 @@ def _body(content: Mapping[str, Any], *, required: bool = True) -> dict[str, Any
     responses=_DOWNLOAD,
     openapi_extra={"parameters": [_IF_MATCH, _IF_NONE_MATCH, _RANGE, _IF_RANGE]},
 )
-async def get_file(request: Request, workspace_id: WorkspaceId, _caller: Reader, path: FilePath) -> Response:
+async def get_file(request: Request, workspace_id: WorkspaceId, caller: Reader, path: FilePath) -> Response:
     condition = _condition(request)
-    download = await services_of(request).files.open(workspace_id, path, owner=None)
+    download = await services_of(request).files.open(workspace_id, path, owner=caller.sees)
     sent = False
     try:
         headers = {"ETag": download.etag, "Cache-Control": "private, no-cache"}
@@ -267,14 +267,14 @@ def _cut(error: FileShrank) -> ClientDisconnect:
         **problems(*_STORES, "precondition_failed"),
     },
 )
-async def put_file(request: Request, workspace_id: WorkspaceId, _caller: Writer, path: FilePath) -> Response:
+async def put_file(request: Request, workspace_id: WorkspaceId, caller: Writer, path: FilePath) -> Response:
     services = services_of(request)
     refuse_when_draining(services)
     condition = _condition(request)
     if "content-range" in request.headers:
         raise BadRequest("a part of a file cannot be stored; send all of it, without Content-Range")
     async with aclosing(streamed_body(request, services.files.max_upload_bytes)) as body:
-        stored = await services.files.put(workspace_id, path, body, condition=condition, owner=None)
+        stored = await services.files.put(workspace_id, path, body, condition=condition, owner=caller.sees)
     return json_response(_stored(stored), 201 if stored.created else 200, {"ETag": stored.etag})
 
 
@@ -299,12 +299,12 @@ def _stored(stored: Stored) -> dict[str, Any]:
 async def delete_file(
     request: Request,
     workspace_id: WorkspaceId,
-    _caller: Writer,
+    caller: Writer,
     path: FilePath,
     recursive: Annotated[bool, Query(description="Remove a directory with everything in it.")] = False,
 ) -> Response:
     await services_of(request).files.delete(
-        workspace_id, path, recursive=recursive, condition=_condition(request), owner=None
+        workspace_id, path, recursive=recursive, condition=_condition(request), owner=caller.sees
     )
     return Response(status_code=204)
 
@@ -336,12 +336,12 @@ async def delete_file(
         **problems(*_STORES),
     },
 )
-async def post_files(request: Request, workspace_id: WorkspaceId, _caller: Writer) -> Response:
+async def post_files(request: Request, workspace_id: WorkspaceId, caller: Writer) -> Response:
     services = services_of(request)
     refuse_when_draining(services)
     try:
         async with aclosing(form_parts(request, services.files.max_upload_bytes)) as parts:
-            results = await services.files.put_many(workspace_id, parts, owner=None)
+            results = await services.files.put_many(workspace_id, parts, owner=caller.sees)
     except AppError as error:
         if "files" in error.extra:
             error.extra["files"] = [_result(result) for result in error.extra["files"]]
@@ -369,7 +369,7 @@ def _result(result: Stored | NotStored) -> dict[str, Any]:
 async def get_tree(
     request: Request,
     workspace_id: WorkspaceId,
-    _caller: Reader,
+    caller: Reader,
     path: Directory = ".",
     depth: Annotated[
         int | None, Query(ge=1, le=100_000, description="How many levels; 1 is the directory's own entries.")
@@ -378,7 +378,7 @@ async def get_tree(
     cursor: Cursor = None,
 ) -> Response:
     page = await services_of(request).files.tree(
-        workspace_id, path, depth=depth, limit=limit, after=_cursor(cursor), owner=None
+        workspace_id, path, depth=depth, limit=limit, after=_cursor(cursor), owner=caller.sees
     )
     return json_response({"data": page.entries, "nextCursor": _next_cursor(page.last)})
 
@@ -406,12 +406,12 @@ async def get_tree(
 async def get_archive(
     request: Request,
     workspace_id: WorkspaceId,
-    _caller: Reader,
+    caller: Reader,
     format: Format = ArchiveFormat.TAR_GZ,  # noqa: A002 - the parameter's name on the wire
     path: Directory = ".",
     exclude: Globs = [],  # noqa: B006 - FastAPI copies it
 ) -> Response:
-    packing = await services_of(request).archives.pack(workspace_id, path, format, exclude, owner=None)
+    packing = await services_of(request).archives.pack(workspace_id, path, format, exclude, owner=caller.sees)
     headers = {"Content-Disposition": disposition(f"{workspace_id}.{format.value}")}
     return BoundedStream(_archive(packing), 200, headers, _ARCHIVES[format])
 
@@ -443,7 +443,7 @@ async def _archive(packing: Packing) -> AsyncGenerator[bytes, None]:
 async def put_archive(
     request: Request,
     workspace_id: WorkspaceId,
-    _caller: Writer,
+    caller: Writer,
     format: Annotated[  # noqa: A002 - the parameter's name on the wire
         ArchiveFormat | None, Query(description="The archive's format; not given: what `Content-Type` says.")
     ] = None,
@@ -458,7 +458,7 @@ async def put_archive(
     async with aclosing(streamed_body(request, services.archives.max_bytes)) as body:
         try:
             unpacked = await services.archives.unpack(
-                workspace_id, path, form, body, gone=request.is_disconnected, owner=None
+                workspace_id, path, form, body, gone=request.is_disconnected, owner=caller.sees
             )
         except Aborted:
             raise ClientDisconnect from None

@@ -79,7 +79,7 @@ async def create_workspace(request: Request, caller: Writer, key: IdempotencyHea
         root=body.root,
     )
     idempotency = await idempotency_key(key, "workspace", given)
-    created = await services.workspaces.create(asked, owner=caller.id, idempotency=idempotency)
+    created = await services.workspaces.create(asked, owner=caller.owner, idempotency=idempotency)
     headers = {"Location": f"/v1/workspaces/{created.workspace.id}", **(REPLAYED if created.attached else {})}
     return json_response(workspace_json(created.workspace), 201, headers)
 
@@ -94,9 +94,9 @@ async def create_workspace(request: Request, caller: Writer, key: IdempotencyHea
         **problems("invalid_cursor"),
     },
 )
-async def list_workspaces(request: Request, _caller: Reader, limit: Limit = 50, cursor: Cursor = None) -> Response:
+async def list_workspaces(request: Request, caller: Reader, limit: Limit = 50, cursor: Cursor = None) -> Response:
     before = decode_cursor(cursor, "ws")
-    page = await services_of(request).workspaces.list(owner=None, before=before, limit=limit)
+    page = await services_of(request).workspaces.list(owner=caller.sees, before=before, limit=limit)
     return list_response(map(workspace_json, page.items), page.next_before)
 
 
@@ -107,8 +107,8 @@ async def list_workspaces(request: Request, _caller: Reader, limit: Limit = 50, 
     response_model=None,
     responses={200: {"model": WorkspaceBody}, **problems("not_found")},
 )
-async def get_workspace(request: Request, workspace_id: WorkspaceId, _caller: Reader) -> Response:
-    workspace = await services_of(request).workspaces.get(workspace_id, owner=None)
+async def get_workspace(request: Request, workspace_id: WorkspaceId, caller: Reader) -> Response:
+    workspace = await services_of(request).workspaces.get(workspace_id, owner=caller.sees)
     return json_response(workspace_json(workspace))
 
 
@@ -125,7 +125,7 @@ async def get_workspace(request: Request, workspace_id: WorkspaceId, _caller: Re
         **problems(*_BODY, "not_found", "workspace_gone", "overloaded", "storage_unavailable", "no_space"),
     },
 )
-async def update_workspace(request: Request, workspace_id: WorkspaceId, _caller: Writer) -> Response:
+async def update_workspace(request: Request, workspace_id: WorkspaceId, caller: Writer) -> Response:
     body = validated(WorkspacePatchBody, await read_json(request))
     given = body.model_fields_set
     change = WorkspaceChange(
@@ -136,7 +136,7 @@ async def update_workspace(request: Request, workspace_id: WorkspaceId, _caller:
         trusted=body.trusted,
         ttl_seconds=body.ttl_seconds,
     )
-    workspace = await services_of(request).workspaces.update(workspace_id, change, owner=None)
+    workspace = await services_of(request).workspaces.update(workspace_id, change, owner=caller.sees)
     return json_response(workspace_json(workspace))
 
 
@@ -153,6 +153,6 @@ async def update_workspace(request: Request, workspace_id: WorkspaceId, _caller:
         **problems("not_found", "overloaded", "storage_unavailable", "no_space"),
     },
 )
-async def delete_workspace(request: Request, workspace_id: WorkspaceId, _caller: Writer) -> Response:
-    await services_of(request).workspaces.delete(workspace_id, owner=None)
+async def delete_workspace(request: Request, workspace_id: WorkspaceId, caller: Writer) -> Response:
+    await services_of(request).workspaces.delete(workspace_id, owner=caller.sees)
     return Response(status_code=204)

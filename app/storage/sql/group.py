@@ -31,6 +31,7 @@ from app.storage.base import (
     OperationalError,
     Refused,
     RequestCancel,
+    RevokeKey,
     SetWorkspaceStatus,
     SubmitBatch,
     UpdateWorkspace,
@@ -93,7 +94,11 @@ _SELECT_CALLS: Final = (
 )
 _SELECT_MADE_WORKSPACES: Final = select(workspaces.c.idempotency_key, workspaces.c.id, workspaces.c.request_digest)
 _SELECT_MADE_BATCHES: Final = select(batches.c.idempotency_key, batches.c.id, batches.c.request_digest)
-_SELECT_KEYS: Final = select(api_keys.c.id, api_keys.c.token_hash)
+_SELECT_KEYS: Final = (
+    select(api_keys.c.id, api_keys.c.token_hash, api_keys.c.revoked_at)
+    .order_by(api_keys.c.id)
+    .with_for_update(key_share=True)
+)
 # Two searches of one index; joined by OR, SQLite would go through all open workspaces instead.
 _SELECT_OVERLAP: Final = union_all(
     select(workspaces.c.id).where(text(OPEN_WORKSPACE), workspaces.c.root.in_(bindparam("above", expanding=True))),
@@ -218,6 +223,13 @@ class _CallState:
     cancel_requested_at: int | None
 
 
+@dataclass(slots=True)
+class _KeyState:
+    id: str
+    token_hash: bytes
+    revoked_at: int | None
+
+
 class _Plan:
     """One group: the rows it is about, and what is to be written to them."""
 
@@ -235,6 +247,7 @@ class _Plan:
         self._new_keys: list[RowValues] = []
         self._call_changes: dict[str, dict[str, Any]] = {}
         self._call_cancels: dict[str, int] = {}
+        self._revocations: dict[str, int] = {}
         self._fenced: set[str] = set()
         self._read_rows()
 
@@ -268,8 +281,10 @@ class _Plan:
                     roots = True
                 case UpdateWorkspace() | SetWorkspaceStatus():
                     workspace_ids.add(write.workspace_id)
-                case CreateKey(key=key):
-                    key_ids.add(key.id)
+                case CreateKey(key=api_key):
+                    key_ids.add(api_key.id)
+                case RevokeKey():
+                    key_ids.add(write.key_id)
         if roots and self._connection.dialect.name == "postgresql":
             self._connection.execute(select(func.pg_advisory_xact_lock(_ROOTS_LOCK)))
         find = self._writer
@@ -283,7 +298,7 @@ class _Plan:
         self._made_workspaces = {key: Made(made_id, digest) for key, made_id, digest in made}
         made = find.find_made_batches.run(self._cursor, batch_keys)
         self._made_batches = {key: Made(made_id, digest) for key, made_id, digest in made}
-        self._keys: dict[str, bytes] = dict(find.find_keys.run(self._cursor, key_ids))
+        self._keys = {row[0]: _KeyState(*row) for row in find.find_keys.run(self._cursor, key_ids)}
 
     # -- deciding ---------------------------------------------------------------------------------------------------
 
@@ -305,6 +320,8 @@ class _Plan:
                 return self._set_workspace_status(write)
             case CreateKey():
                 return self._create_key(write)
+            case RevokeKey():
+                return self._revoke_key(write)
 
     def _append(self, write: Append) -> WriteOutcome:
         batch = self._batches.get(write.batch_id)
@@ -518,11 +535,19 @@ class _Plan:
     def _create_key(self, write: CreateKey) -> WriteOutcome:
         stored = self._keys.get(write.key.id)
         if stored is not None:
-            if stored != write.key.token_hash:
+            if stored.token_hash != write.key.token_hash:
                 raise DataError(f"another key has the id {write.key.id}")
             return APPLIED
-        self._keys[write.key.id] = write.key.token_hash
+        self._keys[write.key.id] = _KeyState(write.key.id, write.key.token_hash, write.key.revoked_at)
         self._new_keys.append(rows.key_row(write.key))
+        return APPLIED
+
+    def _revoke_key(self, write: RevokeKey) -> WriteOutcome:
+        key = self._keys.get(write.key_id)
+        if key is None:
+            return NOT_FOUND
+        if key.revoked_at is None:
+            key.revoked_at = self._revocations[key.id] = write.at
         return APPLIED
 
     # -- writing ----------------------------------------------------------------------------------------------------
@@ -547,6 +572,8 @@ class _Plan:
         self._write_workspaces(new=True)
         self._write_calls()
         self._write_batches()
+        for key_id, at in self._revocations.items():
+            self._connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(revoked_at=at))
 
     def _write_workspaces(self, *, new: bool) -> None:
         concerned = [workspace for workspace in self._workspaces.values() if workspace.new is new]

@@ -46,7 +46,7 @@ from app.storage.sql.schema import (
     workspaces,
 )
 
-_Listed = TypeVar("_Listed", Workspace, Batch)
+_Listed = TypeVar("_Listed", Workspace, Batch, ApiKey)
 
 EVENTS_AT_ONCE: Final = 64
 EVENT_PAGE_BYTES: Final = 4 * 1024 * 1024
@@ -135,7 +135,7 @@ _UNFINISHED: Final = (
     .order_by(batches.c.id)
 )
 _PING: Final = select(api_keys.c.id).limit(1)
-_KEYS: Final = select(api_keys).order_by(api_keys.c.id)
+_KEYS: Final = select(api_keys).where(api_keys.c.revoked_at.is_(None)).order_by(api_keys.c.id)
 
 
 # -- workspaces -------------------------------------------------------------------------------------------------------
@@ -430,6 +430,11 @@ def ping(connection: Connection) -> None:
 
 def keys(connection: Connection) -> list[ApiKey]:
     return [rows.key(row) for row in connection.execute(_KEYS)]
+
+
+def keys_page(connection: Connection, before: str | None, limit: int) -> Page[ApiKey]:
+    found = _newest(connection, select(api_keys), api_keys.c.id, before, limit)
+    return _page([rows.key(row) for row in found[:limit]], more=len(found) > limit)
 
 
 # -- lists ------------------------------------------------------------------------------------------------------------

@@ -229,8 +229,28 @@ def output(row: Any) -> OutputRow:
 
 
 def key_row(key: ApiKey) -> RowValues:
-    return (key.id, key.name.encode(), key.token_hash, json_codec.dump(list(key.scopes)), key.created_at)
+    return (
+        key.id,
+        key.name.encode(),
+        key.owner,
+        key.token_hash,
+        json_codec.dump(list(key.scopes)),
+        key.created_at,
+        key.created_by,
+        key.expires_at,
+        key.revoked_at,
+    )
 
 
 def key(row: Any) -> ApiKey:
-    return ApiKey(row.id, row.name.decode(), row.token_hash, tuple(json_codec.parse(row.scopes)), row.created_at)
+    return ApiKey(
+        id=row.id,
+        name=row.name.decode(),
+        owner=row.owner,
+        token_hash=row.token_hash,
+        scopes=tuple(json_codec.parse(row.scopes)),
+        created_at=row.created_at,
+        created_by=row.created_by,
+        expires_at=row.expires_at,
+        revoked_at=row.revoked_at,
+    )

@@ -226,9 +226,13 @@ api_keys = Table(
     metadata,
     Column("id", _ascii, primary_key=True),
     Column("name", LargeBinary, nullable=False),
+    Column("owner", _ascii, nullable=False),
     Column("token_hash", LargeBinary, nullable=False),
     Column("scopes", LargeBinary, nullable=False),
     Column("created_at", BigInteger, nullable=False),
+    Column("created_by", _ascii, nullable=False),
+    Column("expires_at", BigInteger),
+    Column("revoked_at", BigInteger),
     sqlite_with_rowid=False,
 )
 Index("ux_api_keys_token_hash", api_keys.c.token_hash, unique=True)

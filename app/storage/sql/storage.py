@@ -144,6 +144,9 @@ class SqlStorage:
     def keys(self) -> list[ApiKey]:
         return self._read(queries.keys)
 
+    def keys_page(self, *, before: str | None, limit: int) -> Page[ApiKey]:
+        return self._read(queries.keys_page, before, limit)
+
     def _read(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return self._read_once(query, *args, **kwargs)
