@@ -13,7 +13,8 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.errors import ConfigurationError
-from app.telemetry import LogFormat, LogLevel
+from app.sandbox.process_slots import COMMANDS, COMMANDS_PER_WORKSPACE
+from app.telemetry.logs import LogFormat, LogLevel
 
 PREFIX: Final = "TOOLCRIB_"
 _SECRETS: Final = frozenset({"api_key", "database_url"})
@@ -34,11 +35,15 @@ class Settings(BaseSettings):
     workspace_roots: Annotated[tuple[Path, ...], NoDecode] = ()
     allow_unrestricted: bool = False
     max_upload_bytes: int = Field(default=10_000_000_000, ge=1)
+    commands: int = Field(default=COMMANDS, ge=1, le=10_000)
+    commands_per_workspace: int = Field(default=COMMANDS_PER_WORKSPACE, ge=1, le=10_000)
     sandbox: Literal["auto", "namespace", "landlock", "process"] = "auto"
     sandbox_readable: Annotated[tuple[Path, ...], NoDecode] = ()
     bwrap: Path | None = None
     powershell: Path | None = None
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
     log_level: LogLevel = "info"
     log_format: LogFormat = "auto"
 

@@ -32,6 +32,7 @@ from app.services.keys import KeyService
 from app.services.readiness import Readiness
 from app.services.tool_catalog import ToolCatalog
 from app.services.workspaces import WorkspaceService
+from app.telemetry.metrics import Metrics
 
 BODY_MAX_BYTES: Final = 16 * 1024 * 1024
 WAIT_MAX_SECONDS: Final = 60.0
@@ -66,6 +67,7 @@ class Services:
     batches: BatchService
     tools: ToolCatalog
     readiness: Readiness
+    metrics: Metrics
     about: About
 
 

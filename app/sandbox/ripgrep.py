@@ -1,22 +1,19 @@
 """ripgrep, the program that grep runs: where it is, how it is started and how many of it run at once."""
 
-import asyncio
-import contextlib
 import os
 import re
 import sysconfig
 import tempfile
-from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final
 
-from app.domain.abort import Aborted, AbortSignal
+from app.domain.abort import AbortSignal
 from app.domain.events import OutputStream
 from app.errors import ErrorCode, ToolError
 from app.sandbox.base import ProcessSpec, Sandbox
 from app.sandbox.environment import DEFAULT_PATH, find_program
 from app.sandbox.process import CommandOutcome, OnOutput, run_command
+from app.sandbox.process_slots import ProcessSlots
 
 MEMORY_BYTES: Final = 1_073_741_824
 """What one ripgrep may have mapped: a line of many gigabytes must not take the machine down."""
@@ -32,14 +29,8 @@ def installed_ripgrep() -> str | None:
     return installed if os.access(installed, os.X_OK) else None
 
 
-@dataclass(slots=True)
-class _Waiter:
-    workspace: str
-    turn: asyncio.Future[None]
-
-
 class Ripgrep:
-    """Runs ripgrep: at most `processes` at once, `per_workspace` of them for one workspace; the others wait in order.
+    """Runs ripgrep: at most `processes` at once, `per_workspace` of them for one workspace; the others wait in turn.
 
     The program is the one installed with this package, else the one on PATH; `program` overrides both. It runs in the
     given sandbox, with an environment that has nothing of the service's in it and at most `memory_bytes` mapped. Used
@@ -58,10 +49,12 @@ class Ripgrep:
         self._sandbox = sandbox
         self._given = program
         self._memory_bytes = memory_bytes
-        self._processes = processes
-        self._per_workspace = per_workspace
-        self._running: dict[str, int] = {}
-        self._waiting: deque[_Waiter] = deque()
+        self._slots = ProcessSlots(processes, per_workspace)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for their turn."""
+        return self._slots.use.waiting
 
     @property
     def program(self) -> str | None:
@@ -97,7 +90,7 @@ class Ripgrep:
             )
         argv = ["/bin/sh", "-c", _LIMITED, "rg", str(self._memory_bytes // 1024), program, *arguments]
         spec = ProcessSpec(argv, directory, {"PATH": DEFAULT_PATH, "LC_ALL": "C.UTF-8"}, readable)
-        async with self._turn(workspace, signal):
+        async with self._slots.taken(workspace, signal):
             return await run_command(self._sandbox, spec, signal=signal, timeout_ms=timeout_ms, on_output=on_output)
 
     async def version(self) -> str | None:
@@ -125,61 +118,3 @@ class Ripgrep:
                 os.close(directory)
         found = _VERSION.match(said)
         return None if found is None else found[1].decode("utf-8", "replace")
-
-    @contextlib.asynccontextmanager
-    async def _turn(self, workspace: str, signal: AbortSignal) -> AsyncIterator[None]:
-        if self._may_run(workspace) and not any(waiter.workspace == workspace for waiter in self._waiting):
-            self._count(workspace)
-        else:
-            await self._wait(workspace, signal)
-        try:
-            yield
-        finally:
-            self._running[workspace] -= 1
-            if not self._running[workspace]:
-                del self._running[workspace]
-            self._pass_on()
-
-    async def _wait(self, workspace: str, signal: AbortSignal) -> None:
-        """Return when it is this caller's turn, which is counted already."""
-        loop = asyncio.get_running_loop()
-        waiter = _Waiter(workspace, loop.create_future())
-        self._waiting.append(waiter)
-
-        def give_up() -> None:
-            if not waiter.turn.done():
-                waiter.turn.set_exception(Aborted(signal.reason) if signal.reason else asyncio.CancelledError())
-
-        def aborted() -> None:
-            loop.call_soon_threadsafe(give_up)
-
-        forget = signal.add_callback(aborted)
-        try:
-            await waiter.turn
-        except BaseException:
-            if waiter in self._waiting:
-                self._waiting.remove(waiter)
-            elif waiter.turn.done() and not waiter.turn.cancelled() and waiter.turn.exception() is None:
-                # The turn came together with the cancel: hand it on.
-                self._running[workspace] -= 1
-                self._pass_on()
-            raise
-        finally:
-            forget()
-
-    def _may_run(self, workspace: str) -> bool:
-        total = sum(self._running.values())
-        return total < self._processes and self._running.get(workspace, 0) < self._per_workspace
-
-    def _count(self, workspace: str) -> None:
-        self._running[workspace] = self._running.get(workspace, 0) + 1
-
-    def _pass_on(self) -> None:
-        """Give the turns that are free to those who have waited longest and may run."""
-        for waiter in list(self._waiting):
-            if waiter.turn.done():
-                self._waiting.remove(waiter)
-            elif self._may_run(waiter.workspace):
-                self._waiting.remove(waiter)
-                self._count(waiter.workspace)
-                waiter.turn.set_result(None)

@@ -17,7 +17,7 @@ from app.sandbox.command_guard import check_command
 from app.sandbox.containment import Root
 from app.sandbox.environment import check_variables, command_environment
 from app.sandbox.process import CommandOutcome, run_command
-from app.tools.base import OnUpdate, OutputDelta
+from app.tools.base import OnUpdate, OutputDelta, PartialResult
 from app.tools.environment import ToolEnvironment
 from app.tools.model_tool import DetailsModel
 from app.tools.truncate import count_lines, truncate_head, truncate_tail
@@ -41,7 +41,8 @@ class ShellDetails(DetailsModel):
     started; `signal` is the signal's name when the shell died by one. `timed_out` is about the command's own time
     limit, `timeout_ms`; `aborted` is about everything from outside: a cancel, the batch's time limit, a stop of the
     service. `stdout` and `stderr` are the ends of the two streams, each within the limits of the text;
-    `stdout_bytes` and `stderr_bytes` count all of them. `truncated`: the text left something out.
+    `stdout_bytes` and `stderr_bytes` count all of them. `queued_ms` is how long the command waited for a slot before it
+    was started; its time limit does not count that. `truncated`: the text left something out.
     """
 
     command: str
@@ -52,6 +53,7 @@ class ShellDetails(DetailsModel):
     aborted: bool = False
     truncated: bool = False
     duration_ms: int = 0
+    queued_ms: int = 0
     stdout: str = ""
     stderr: str = ""
     stdout_bytes: int = 0
@@ -105,20 +107,26 @@ async def run_shell(
     try:
         signal.raise_if_aborted()
         variables = _variables(options.env, call.env)
-        root = await environment.files.run(
-            Root.open,
-            environment.cwd,
-            environment.root_identity,
-            environment.options.containment,
-            signal=signal,
-            workspace=environment.cwd,
-        )
-        with root:
-            real = fsdecode(root.real)
-            if _guarded(environment, options):
-                await _check(call.command, (environment.cwd, real))
-            spec = ProcessSpec(call.argv, root.fd, command_environment(real, variables))
-            outcome = await run_command(environment.sandbox, spec, signal=signal, timeout_ms=timeout_ms, on_output=take)
+        async with environment.commands.taken(
+            environment.cwd, signal, owner=environment.tenant, on_long_wait=lambda: on_update(_waiting(environment))
+        ) as waited:
+            details = details.model_copy(update={"queued_ms": round(waited * 1000)})
+            root = await environment.files.run(
+                Root.open,
+                environment.cwd,
+                environment.root_identity,
+                environment.options.containment,
+                signal=signal,
+                workspace=environment.cwd,
+            )
+            with root:
+                real = fsdecode(root.real)
+                if _guarded(environment, options):
+                    await _check(call.command, (environment.cwd, real))
+                spec = ProcessSpec(call.argv, root.fd, command_environment(real, variables))
+                outcome = await run_command(
+                    environment.sandbox, spec, signal=signal, timeout_ms=timeout_ms, on_output=take
+                )
         ending = _ending(outcome, timeout_ms)
     except Aborted as aborted:
         ending = _aborted(aborted.reason)
@@ -148,6 +156,16 @@ async def run_shell(
     if ending is not None:
         raise ToolError(ending.code, shown.text, details.to_json(), summary=ending.text)
     return ToolResult(text_content(shown.text), details.to_json())
+
+
+def _waiting(environment: ToolEnvironment) -> PartialResult:
+    """Return what a caller sees of a command that has waited for a while, and why."""
+    slots = environment.commands
+    text = (
+        "The command waits for others to end: "
+        f"{slots.per_workspace} may run at once in a workspace and {slots.limit} in all. Its timeout has not begun."
+    )
+    return PartialResult(text_content(text), {"queued": True})
 
 
 def _variables(defaults: Mapping[str, str], given: Mapping[str, str] | None) -> dict[str, str]:

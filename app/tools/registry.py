@@ -14,6 +14,7 @@ from app.domain.workspace import Workspace, WorkspaceOptions
 from app.sandbox.base import Sandbox
 from app.sandbox.file_pool import FilePool
 from app.sandbox.local import LocalSandbox
+from app.sandbox.process_slots import ProcessSlots
 from app.sandbox.ripgrep import Ripgrep
 from app.tools.base import AgentTool, ToolDefinition
 from app.tools.bash import BashTool, bash_definition
@@ -67,15 +68,17 @@ class ToolsOptions:
     """What the tools of a workspace are made with.
 
     `options` are the workspace's. `sandbox`, `files` and `mutations` are shared by all workspaces of a process, which
-    is what keeps two changes of one file apart: pass the same ones every time, or none. `ripgrep` is shared likewise,
-    to bound how many searches run at once. `root_identity`, `output_url` and `powershell` are those of
-    `ToolEnvironment`.
+    is what keeps two changes of one file apart: pass the same ones every time, or none. `ripgrep` and `commands` are
+    shared likewise, to bound how many searches and commands run at once. `tenant`, `root_identity`, `output_url` and
+    `powershell` are those of `ToolEnvironment`.
     """
 
     options: WorkspaceOptions = field(default_factory=WorkspaceOptions)
     sandbox: Sandbox | None = None
     files: FilePool | None = None
     mutations: FileMutationQueue | None = None
+    commands: ProcessSlots | None = None
+    tenant: str = ""
     root_identity: tuple[int, int] | None = None
     output_url: Callable[[str], str | None] | None = None
     ripgrep: Ripgrep | None = None
@@ -130,6 +133,7 @@ class WorkspaceTools(Mapping[str, AgentTool]):
         options = replace(
             shared,
             options=workspace.options,
+            tenant=workspace.owner,
             root_identity=(workspace.root_device, workspace.root_inode),
             output_url=output_url,
         )
@@ -181,6 +185,8 @@ def _environment(cwd: str, options: ToolsOptions | None) -> ToolEnvironment:
         sandbox=given.sandbox or _process_sandbox(),
         files=given.files or _process_files(),
         mutations=_process_mutations() if given.mutations is None else given.mutations,
+        commands=given.commands or _process_commands(),
+        tenant=given.tenant,
         root_identity=given.root_identity,
         output_url=given.output_url,
         ripgrep=given.ripgrep,
@@ -201,3 +207,8 @@ def _process_files() -> FilePool:
 @cache
 def _process_mutations() -> FileMutationQueue:
     return FileMutationQueue()
+
+
+@cache
+def _process_commands() -> ProcessSlots:
+    return ProcessSlots()

@@ -22,6 +22,7 @@ NEEDED: dict[str, Scope | None] = {
     "headReady": None,
     "getReady": None,
     "getVersion": None,
+    "getMetrics": "admin",
     "listTools": "read",
     "getTool": "read",
     "listWorkspaces": "read",

@@ -94,6 +94,7 @@ async def test_a_command_that_succeeds(make: Make) -> None:
             "aborted": False,
             "truncated": False,
             "durationMs": result.details["durationMs"],
+            "queuedMs": 0,
             "stdout": "out\nverified",
             "stderr": "err\n",
             "stdoutBytes": 12,

@@ -10,6 +10,7 @@ import pytest
 from app.domain.workspace import WorkspaceOptions
 from app.sandbox.file_pool import FilePool
 from app.sandbox.local import LocalSandbox
+from app.sandbox.process_slots import ProcessSlots
 from app.tools.base import AgentTool
 from app.tools.environment import ToolEnvironment
 from app.tools.file_mutation_queue import FileMutationQueue
@@ -120,7 +121,10 @@ def test_every_definition_can_be_shown_to_a_model() -> None:
 
 
 def test_tools_are_made_with_the_shared_means(tmp_path: Path, shared: ToolsOptions) -> None:
-    given = dataclasses.replace(shared, root_identity=(1, 2), output_url=lambda call: f"/calls/{call}")
+    commands = ProcessSlots(1, 1)
+    given = dataclasses.replace(
+        shared, commands=commands, tenant="key_1", root_identity=(1, 2), output_url=lambda call: f"/calls/{call}"
+    )
     for tool in create_all_tools(str(tmp_path), given).values():
         environment = tool._environment  # type: ignore[attr-defined]
         assert environment == ToolEnvironment(
@@ -129,6 +133,8 @@ def test_tools_are_made_with_the_shared_means(tmp_path: Path, shared: ToolsOptio
             sandbox=given.sandbox,
             files=given.files,
             mutations=given.mutations,
+            commands=commands,
+            tenant="key_1",
             root_identity=(1, 2),
             output_url=given.output_url,
         )
