@@ -23,7 +23,7 @@ from app.api.dependencies import About, Services
 from app.api.errors import add_error_handlers
 from app.api.middleware import FaultBarrier, RequestContext
 from app.api.openapi import build_openapi
-from app.api.routes import batches, calls, files, keys, operations, tools, workspaces
+from app.api.routes import batches, calls, files, keys, operations, tools, url_tokens, workspaces
 from app.domain.abort import AbortReason
 from app.errors import ConfigurationError
 from app.events.log import EventLog
@@ -47,6 +47,7 @@ from app.services.files import FileService
 from app.services.keys import KeyRequest, KeyService, make_key
 from app.services.readiness import Readiness
 from app.services.tool_catalog import ToolCatalog
+from app.services.url_tokens import UrlTokenService, secret_of
 from app.services.workspace_roots import WorkspaceRoots
 from app.services.workspaces import WorkspaceService
 from app.settings import Settings, variable
@@ -162,7 +163,7 @@ def create_app(
             "exclude": lambda scope: scope.get("path") in QUIET_PATHS,
         },
     )
-    for module in (batches, calls, workspaces, files, tools, keys, operations):
+    for module in (batches, calls, workspaces, files, tools, keys, url_tokens, operations):
         app.include_router(module.router)
     add_error_handlers(app)
     # The last one added is the outermost.
@@ -285,13 +286,16 @@ async def running(
             powershell=find_powershell(shared.powershell) is not None,
         )
         access = FileAccess(workspace_service, file_pool, mutations)
+        keys = KeyService(
+            storage=storage,
+            reads=reads,
+            records=records,
+            environment_key=None if settings.api_key is None else settings.api_key.get_secret_value(),
+        )
+        secret = await secret_of(storage, reads, records)
         services = Services(
-            keys=KeyService(
-                storage=storage,
-                reads=reads,
-                records=records,
-                environment_key=None if settings.api_key is None else settings.api_key.get_secret_value(),
-            ),
+            keys=keys,
+            url_tokens=UrlTokenService(secret=secret, keys=keys, storage=storage, reads=reads),
             workspaces=workspace_service,
             files=FileService(access, max_upload_bytes=settings.max_upload_bytes),
             archives=ArchiveService(access, max_bytes=settings.max_upload_bytes),

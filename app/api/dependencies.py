@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, get_origin
+from urllib.parse import unquote_to_bytes
 
 from fastapi import Header, Path, Query, Request, Security
 from fastapi.security import HTTPBearer, SecurityScopes
@@ -31,6 +32,7 @@ from app.services.files import FileService
 from app.services.keys import KeyService
 from app.services.readiness import Readiness
 from app.services.tool_catalog import ToolCatalog
+from app.services.url_tokens import UrlTokenService
 from app.services.workspaces import WorkspaceService
 from app.telemetry.metrics import Metrics
 
@@ -39,6 +41,8 @@ WAIT_MAX_SECONDS: Final = 60.0
 # How the document of FastAPI names the ways in; `app.api.openapi` makes of them what OpenAPI means.
 KEY_SCHEME: Final = "apiKey"
 ANY_SCOPE_SCHEME: Final = "apiKeyAnyScope"
+KEY_OR_TOKEN_SCHEME: Final = "apiKeyOrUrlToken"  # noqa: S105 - a name
+URL_TOKEN_SCHEME: Final = "urlToken"  # noqa: S105 - a name
 # Parsing this much takes longer than handing it to a thread.
 _PARSE_INLINE_BYTES: Final = 64 * 1024
 _PREFER_WAIT: Final = re.compile(r"(?:^|[,;])\s*wait\s*=\s*\"?(\d{1,9})\"?\s*(?=$|[,;])", re.IGNORECASE)
@@ -61,6 +65,7 @@ class Services:
     """Everything routes call. `app.main` builds it and puts it into `app.state.services`."""
 
     keys: KeyService
+    url_tokens: UrlTokenService
     workspaces: WorkspaceService
     files: FileService
     archives: ArchiveService
@@ -128,6 +133,37 @@ class AnyScope(ApiKey):
             raise lacks(" or ".join(scopes))
 
 
+class KeyOrUrlToken(ApiKey):
+    """As `ApiKey`; without the header a URL token in `?token=` will do. For GET and HEAD of one resource."""
+
+    def __init__(self) -> None:
+        super().__init__(KEY_OR_TOKEN_SCHEME)
+
+    async def __call__(  # type: ignore[override]
+        self,
+        request: Request,
+        security_scopes: SecurityScopes,
+        token: Annotated[str | None, Query(include_in_schema=False)] = None,  # noqa: ARG002 - read in `_caller`
+    ) -> Caller:
+        return await super().__call__(request, security_scopes)
+
+    async def _caller(self, request: Request) -> Caller:
+        token = request.query_params.get("token", "")
+        if "authorization" in request.headers or not token:
+            return await super()._caller(request)
+        about = request.path_params.get("batch_id") or request.path_params.get("call_id")
+        path = unquote_to_bytes(request.scope["raw_path"])
+        caller = await services_of(request).url_tokens.caller(token, path, about)
+        if caller is None:
+            raise Unauthorized(
+                "this is no token for this URL, or its time is over; make a new one with POST /v1/url-tokens",
+                headers={"WWW-Authenticate": 'Bearer error="invalid_token"'},
+            )
+        # Whoever has the token may show what it opens, on whatever page.
+        request.scope["state"]["embeddable"] = True
+        return caller
+
+
 def lacks(scope: str, why: str = "") -> Forbidden:
     """Return the error of a key without a scope; `why` goes on with the sentence."""
     return Forbidden(f"the API key lacks the scope {scope}{why}", scope=scope)
@@ -135,6 +171,8 @@ def lacks(scope: str, why: str = "") -> Forbidden:
 
 _api_key: Final = ApiKey()
 Reader = Annotated[Caller, Security(_api_key, scopes=["read"])]
+Viewer = Annotated[Caller, Security(KeyOrUrlToken(), scopes=["read"])]
+"""A reader of one resource, which a URL token may open too: declare it for GET and HEAD alone."""
 Writer = Annotated[Caller, Security(_api_key, scopes=["write"])]
 Admin = Annotated[Caller, Security(_api_key, scopes=["admin"])]
 ToolCaller = Annotated[Caller, Security(AnyScope(), scopes=["read", "write", "exec"])]

@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
-from app.api.dependencies import ANY_SCOPE_SCHEME, KEY_SCHEME
+from app.api.dependencies import ANY_SCOPE_SCHEME, KEY_OR_TOKEN_SCHEME, KEY_SCHEME, URL_TOKEN_SCHEME
 from app.api.errors import KINDS
 from app.api.schemas import (
     BatchRequestBody,
@@ -15,6 +15,7 @@ from app.api.schemas import (
     KeyRequestBody,
     ProblemBody,
     RequestModel,
+    UrlTokenRequestBody,
     WorkspacePatchBody,
     WorkspaceRequestBody,
 )
@@ -25,10 +26,17 @@ _REQUESTS: Final[tuple[type[RequestModel], ...]] = (
     WorkspaceRequestBody,
     WorkspacePatchBody,
     KeyRequestBody,
+    UrlTokenRequestBody,
 )
 _REQUEST_ID: Final = {
     "description": "Yours when it matches `[A-Za-z0-9._-]{1,64}`, else made up; also in the log and the record.",
     "schema": {"type": "string"},
+}
+_URL_TOKEN: Final = {
+    "type": "apiKey",
+    "in": "query",
+    "name": "token",
+    "description": "A token for this URL, from `POST /v1/url-tokens`; without an `Authorization` header.",
 }
 
 Responses = dict[int | str, dict[str, Any]]
@@ -84,7 +92,10 @@ def build_openapi(app: FastAPI) -> dict[str, Any]:
         for operation in path.values():
             _complete(operation)
     document["components"]["schemas"] = dict(sorted(schemas.items()))
-    document["components"]["securitySchemes"].pop(ANY_SCOPE_SCHEME, None)
+    schemes = document["components"]["securitySchemes"]
+    for scheme in (ANY_SCOPE_SCHEME, KEY_OR_TOKEN_SCHEME):
+        schemes.pop(scheme, None)
+    schemes[URL_TOKEN_SCHEME] = _URL_TOKEN
     return document
 
 
@@ -103,5 +114,8 @@ def _ways_in(requirement: Mapping[str, list[str]]) -> Iterator[dict[str, list[st
     for scheme, scopes in requirement.items():
         if scheme == ANY_SCOPE_SCHEME:
             yield from ({KEY_SCHEME: [scope]} for scope in scopes)
+        elif scheme == KEY_OR_TOKEN_SCHEME:
+            yield {KEY_SCHEME: scopes}
+            yield {URL_TOKEN_SCHEME: []}
         else:
             yield {scheme: scopes}

@@ -251,6 +251,14 @@ def key_request(value: Any) -> KeyRequest:
     return KeyRequest(body.name, tuple(body.scopes), body.owner, expires_at)
 
 
+class UrlTokenRequestBody(RequestModel):
+    """The URL a token is for."""
+
+    url: Annotated[str, StringConstraints(max_length=16_000, pattern=r'^/v1/[!-"$->@-~]+$')] = Field(
+        description="The path of a GET, `/v1/…`, percent-encoded, without a query."
+    )
+
+
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 Time = Annotated[AwareDatetime, Field(description="RFC 3339, UTC, with milliseconds.")]
@@ -287,6 +295,14 @@ class NewKeyBody(KeyBody):
     """An API key with its token, which is stored nowhere and shown this once."""
 
     token: str
+
+
+class UrlTokenBody(ResponseModel):
+    """A token for one URL. `url` is the one that was sent, with the token in it."""
+
+    token: str
+    url: str
+    expires_at: Time
 
 
 class ContentBlockBody(ResponseModel):

@@ -240,6 +240,15 @@ class RevokeKey:
     at: int
 
 
+@dataclass(frozen=True, slots=True)
+class KeepSecret:
+    """Store a secret of the service under a name. Existing, when there is one: that one stays."""
+
+    name: str
+    value: bytes
+    at: int
+
+
 Write: TypeAlias = (
     CreateWorkspace
     | UpdateWorkspace
@@ -250,6 +259,7 @@ Write: TypeAlias = (
     | RequestCancel
     | CreateKey
     | RevokeKey
+    | KeepSecret
 )
 
 
@@ -300,6 +310,13 @@ class Made:
 
     id: str
     digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEnd:
+    """`finished_at` is None while the batch runs."""
+
+    finished_at: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,6 +412,12 @@ class Storage(Protocol):
     def output(self, call_id: str, stream: OutputStream | None, *, start: int, end: int) -> Iterator[bytes]:
         """Yield bytes `start … end - 1`, at most 1 MiB at a time, each page a transaction of its own."""
         ...
+
+    def batch_end(self, about: str) -> BatchEnd | None:
+        """Return the end of a batch, by its id or by that of one of its calls; None when there is no such batch."""
+        ...
+
+    def secret(self, name: str) -> bytes | None: ...
 
     def keys(self) -> list[ApiKey]:
         """Return the keys that were not revoked."""

@@ -206,7 +206,16 @@ def upgrade() -> None:
     )
     op.create_index("ux_api_keys_token_hash", "api_keys", ["token_hash"], unique=True)
 
+    op.create_table(
+        "secrets",
+        sa.Column("name", ascii_text, nullable=False),
+        sa.Column("value", sa.LargeBinary, nullable=False),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.PrimaryKeyConstraint("name", name="pk_secrets"),
+        sqlite_with_rowid=False,
+    )
+
 
 def downgrade() -> None:
-    for table in ("api_keys", "call_output", "events", "large_arguments", "calls", "batches", "workspaces"):
+    for table in ("secrets", "api_keys", "call_output", "events", "large_arguments", "calls", "batches", "workspaces"):
         op.drop_table(table)

@@ -51,6 +51,7 @@ NEEDED: dict[str, Scope | None] = {
     "cancelCall": "read",
     "headOutput": "read",
     "getOutput": "read",
+    "createUrlToken": "read",
     "createKey": "admin",
     "listKeys": "admin",
     "revokeKey": "admin",

@@ -546,6 +546,7 @@ def test_rows_are_as_wide_as_their_tables() -> None:
         "events": rows.event_row(make_event(batch.id, 1)),
         "call_output": rows.output_row(batch.id, OutputRow(1, 0, "c", "stdout", 0, 0, b"x")),
         "api_keys": rows.key_row(ApiKey("k", "n", "o", b"h", (), 1, "env")),
+        "secrets": ("n", b"v", 1),
     }
     assert {name: len(row) for name, row in made.items()} == {
         name: len(table.columns) for name, table in metadata.tables.items()

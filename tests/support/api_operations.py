@@ -27,6 +27,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "putFile": {"content": b"changed"},
     "postFiles": {"files": {"file": ("form.txt", b"changed")}},
     "putArchive": {"content": _archive(), "params": {"format": "tar"}},
+    "createUrlToken": {"json": {"url": "/v1/workspaces/{workspace_id}/files/task.txt"}},
     "createKey": {"json": {"name": "made by a test", "scopes": ["read"]}},
 }
 
@@ -48,7 +49,10 @@ class Operation:
 
     def send(self, client: httpx2.Client, ids: Mapping[str, str], **options: Any) -> httpx2.Response:
         """Send the request and return the answer; of a successful one only the head is read, as it may be endless."""
-        with client.stream(self.method, self.path(ids), **self.request, **options) as response:
+        request = self.request
+        if self.id == "createUrlToken":
+            request = {"json": {"url": request["json"]["url"].format(**ids)}}
+        with client.stream(self.method, self.path(ids), **request, **options) as response:
             if response.status_code >= 400:
                 response.read()
             return response

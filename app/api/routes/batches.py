@@ -14,6 +14,7 @@ from app.api.dependencies import (
     Reader,
     Services,
     ToolCaller,
+    Viewer,
     Wait,
     WorkspaceId,
     event_cursor,
@@ -156,7 +157,7 @@ async def list_batches(
         **problems("not_found"),
     },
 )
-async def get_batch(request: Request, batch_id: BatchId, caller: Reader, wait: Wait = None) -> Response:
+async def get_batch(request: Request, batch_id: BatchId, caller: Viewer, wait: Wait = None) -> Response:
     time = waiting(request, wait)
     batch = await services_of(request).batches.get(batch_id, owner=caller.sees, wait=time.seconds)
     return json_response(batch_json(batch), headers=time.headers)
@@ -201,7 +202,7 @@ _EVENTS: Final[Responses] = {
 async def get_events(
     request: Request,
     batch_id: BatchId,
-    caller: Reader,
+    caller: Viewer,
     after: Annotated[
         str | None, Query(description="The last event id you have seen.", json_schema_extra={"pattern": "^[0-9]*$"})
     ] = None,

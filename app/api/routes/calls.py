@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from app.api.byte_range import byte_range
 from app.api.call_export import CallExport
-from app.api.dependencies import CallId, Cursor, Reader, ToolCaller, require_tools, services_of
+from app.api.dependencies import CallId, Cursor, Reader, ToolCaller, Viewer, require_tools, services_of
 from app.api.event_stream import BoundedStream
 from app.api.negotiation import JSON, JSON_LINES, named
 from app.api.openapi import Responses, at_every_route, header, problems
@@ -106,7 +106,7 @@ async def list_calls(
     response_model=None,
     responses={200: {"model": CallBody}, **problems("not_found")},
 )
-async def get_call(request: Request, call_id: CallId, caller: Reader) -> Response:
+async def get_call(request: Request, call_id: CallId, caller: Viewer) -> Response:
     return json_response(call_json(await services_of(request).batches.call(call_id, owner=caller.sees)))
 
 
@@ -178,7 +178,7 @@ _OUTPUT: Final[Responses] = {
 async def get_output(
     request: Request,
     call_id: CallId,
-    caller: Reader,
+    caller: Viewer,
     stream: Annotated[
         Literal["combined", "stdout", "stderr"], Query(description="`combined`: both, in the order they were read.")
     ] = "combined",

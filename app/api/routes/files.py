@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from app.api.byte_range import byte_range
 from app.api.content_type import content_headers, disposition
-from app.api.dependencies import Cursor, Reader, WorkspaceId, Writer, refuse_when_draining, services_of
+from app.api.dependencies import Cursor, Reader, Viewer, WorkspaceId, Writer, refuse_when_draining, services_of
 from app.api.errors import BadRequest, UnsupportedMediaType
 from app.api.event_stream import BoundedStream
 from app.api.openapi import Responses, at_every_route, header, problems
@@ -198,7 +198,7 @@ def _body(content: Mapping[str, Any], *, required: bool = True) -> dict[str, Any
     responses=_DOWNLOAD,
     openapi_extra={"parameters": [_IF_MATCH, _IF_NONE_MATCH, _RANGE, _IF_RANGE]},
 )
-async def get_file(request: Request, workspace_id: WorkspaceId, caller: Reader, path: FilePath) -> Response:
+async def get_file(request: Request, workspace_id: WorkspaceId, caller: Viewer, path: FilePath) -> Response:
     condition = _condition(request)
     download = await services_of(request).files.open(workspace_id, path, owner=caller.sees)
     sent = False
@@ -406,7 +406,7 @@ async def get_tree(
 async def get_archive(
     request: Request,
     workspace_id: WorkspaceId,
-    caller: Reader,
+    caller: Viewer,
     format: Format = ArchiveFormat.TAR_GZ,  # noqa: A002 - the parameter's name on the wire
     path: Directory = ".",
     exclude: Globs = [],  # noqa: B006 - FastAPI copies it

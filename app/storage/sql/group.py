@@ -28,6 +28,7 @@ from app.storage.base import (
     CreateWorkspace,
     DataError,
     Existing,
+    KeepSecret,
     Made,
     OperationalError,
     Refused,
@@ -51,6 +52,7 @@ from app.storage.sql.schema import (
     calls,
     events,
     large_arguments,
+    secrets,
     workspaces,
 )
 
@@ -96,6 +98,7 @@ _SELECT_KEYS: Final = (
     .order_by(api_keys.c.id)
     .with_for_update(key_share=True)
 )
+_SELECT_SECRETS: Final = select(secrets.c.name, secrets.c.value)
 # Two searches of one index; joined by OR, SQLite would go through all open workspaces instead.
 _SELECT_OVERLAP: Final = union_all(
     select(workspaces.c.id).where(text(OPEN_WORKSPACE), workspaces.c.root.in_(bindparam("above", expanding=True))),
@@ -122,6 +125,7 @@ class GroupWriter:
         self.find_made_workspaces = PreparedLookup(_SELECT_MADE_WORKSPACES, workspaces.c.idempotency_key, engine)
         self.find_made_batches = PreparedLookup(_SELECT_MADE_BATCHES, batches.c.idempotency_key, engine)
         self.find_keys = PreparedLookup(_SELECT_KEYS, api_keys.c.id, engine)
+        self.find_secrets = PreparedLookup(_SELECT_SECRETS, secrets.c.name, engine)
         fence = (
             (batches.c.id == bindparam("b_id"))
             & (batches.c.epoch == bindparam("old_epoch"))
@@ -250,6 +254,7 @@ class _Plan:
         self._new_events: list[RowValues] = []
         self._new_output: list[RowValues] = []
         self._new_keys: list[RowValues] = []
+        self._new_secrets: list[RowValues] = []
         self._call_changes: dict[str, dict[str, Any]] = {}
         self._call_cancels: dict[str, int] = {}
         self._revocations: dict[str, int] = {}
@@ -263,6 +268,7 @@ class _Plan:
         workspace_ids: set[str] = set()
         call_ids: set[str] = set()
         key_ids: set[str] = set()
+        secret_names: set[str] = set()
         workspace_keys: set[str] = set()
         batch_keys: set[str] = set()
         roots = False
@@ -290,6 +296,8 @@ class _Plan:
                     key_ids.add(api_key.id)
                 case RevokeKey():
                     key_ids.add(write.key_id)
+                case KeepSecret():
+                    secret_names.add(write.name)
         if roots and self._connection.dialect.name == "postgresql":
             self._connection.execute(select(func.pg_advisory_xact_lock(_ROOTS_LOCK)))
         find = self._writer
@@ -305,6 +313,7 @@ class _Plan:
         made = find.find_made_batches.run(self._cursor, batch_keys)
         self._made_batches = {key: Made(made_id, digest) for key, made_id, digest in made}
         self._keys = {row[0]: _KeyState(*row) for row in find.find_keys.run(self._cursor, key_ids)}
+        self._secrets: dict[str, bytes] = dict(find.find_secrets.run(self._cursor, secret_names))
 
     # -- deciding ---------------------------------------------------------------------------------------------------
 
@@ -328,6 +337,8 @@ class _Plan:
                 return self._create_key(write)
             case RevokeKey():
                 return self._revoke_key(write)
+            case KeepSecret():
+                return self._keep_secret(write)
 
     def told(self, write: Write, outcome: WriteOutcome) -> WriteOutcome:
         """Return an outcome with what the caller would have to read otherwise."""
@@ -567,6 +578,14 @@ class _Plan:
             key.revoked_at = self._revocations[key.id] = write.at
         return APPLIED
 
+    def _keep_secret(self, write: KeepSecret) -> WriteOutcome:
+        stored = self._secrets.get(write.name)
+        if stored is not None:
+            return APPLIED if stored == write.value else Existing(write.name)
+        self._secrets[write.name] = write.value
+        self._new_secrets.append((write.name, write.value, write.at))
+        return APPLIED
+
     # -- writing ----------------------------------------------------------------------------------------------------
 
     def write(self) -> None:
@@ -583,6 +602,7 @@ class _Plan:
             (events, self._new_events),
             (call_output, self._new_output),
             (api_keys, self._new_keys),
+            (secrets, self._new_secrets),
         ):
             if new:
                 self._writer.insert_rows(self._cursor, table, new)

@@ -28,7 +28,7 @@ from app.domain.events import EventType, OutputRow, OutputStream, StoredEvent
 from app.domain.ids import first_id
 from app.domain.tool_call import CallRecord, CallStatus
 from app.domain.workspace import Workspace, WorkspaceStatus
-from app.storage.base import ApiKey, CallFilter, Made, OutputExtent, Page, UnfinishedBatch
+from app.storage.base import ApiKey, BatchEnd, CallFilter, Made, OutputExtent, Page, UnfinishedBatch
 from app.storage.sql import rows
 from app.storage.sql.schema import (
     OPEN_WORKSPACE,
@@ -41,6 +41,7 @@ from app.storage.sql.schema import (
     calls,
     events,
     large_arguments,
+    secrets,
     workspaces,
 )
 
@@ -133,6 +134,13 @@ _UNFINISHED: Final = (
     .where(literal_column(f"batches.{UNFINISHED_BATCH}"))
     .order_by(batches.c.id)
 )
+_BATCH_END: Final = select(batches.c.finished_at).where(
+    batches.c.id
+    == func.coalesce(
+        select(calls.c.batch_id).where(calls.c.id == bindparam("about")).scalar_subquery(), bindparam("about")
+    )
+)
+_SECRET: Final = select(secrets.c.value).where(secrets.c.name == bindparam("name"))
 _PING: Final = select(api_keys.c.id).limit(1)
 _KEYS: Final = select(api_keys).where(api_keys.c.revoked_at.is_(None)).order_by(api_keys.c.id)
 
@@ -200,6 +208,11 @@ def unfinished_batches(connection: Connection, workspace_id: str | None) -> list
 def last_seq(connection: Connection, batch_id: str) -> tuple[int, BatchStatus] | None:
     row = connection.execute(_LAST_SEQ, {"id": batch_id}).first()
     return None if row is None else (row.last_seq, BatchStatus(row.status))
+
+
+def batch_end(connection: Connection, about: str) -> BatchEnd | None:
+    row = connection.execute(_BATCH_END, {"about": about}).first()
+    return None if row is None else BatchEnd(row.finished_at)
 
 
 # -- calls ------------------------------------------------------------------------------------------------------------
@@ -421,6 +434,11 @@ def next_output_limit(limit: int, size: int) -> int:
 
 def ping(connection: Connection) -> None:
     connection.execute(_PING)
+
+
+def secret(connection: Connection, name: str) -> bytes | None:
+    value: bytes | None = connection.scalar(_SECRET, {"name": name})
+    return value
 
 
 def keys(connection: Connection) -> list[ApiKey]:

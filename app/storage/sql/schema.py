@@ -255,3 +255,13 @@ api_keys = Table(
     sqlite_with_rowid=False,
 )
 Index("ux_api_keys_token_hash", api_keys.c.token_hash, unique=True)
+
+
+secrets = Table(
+    "secrets",
+    metadata,
+    Column("name", _ascii, primary_key=True),
+    Column("value", LargeBinary, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)

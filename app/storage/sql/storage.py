@@ -14,6 +14,7 @@ from app.domain.tool_call import CallRecord
 from app.domain.workspace import Workspace, WorkspaceStatus
 from app.storage.base import (
     ApiKey,
+    BatchEnd,
     CallFilter,
     Made,
     OperationalError,
@@ -140,6 +141,12 @@ class SqlStorage:
                 return
             position = last.combined_offset + len(last.data)
             limit = queries.next_output_limit(limit, sum(len(row.data) for row in found))
+
+    def batch_end(self, about: str) -> BatchEnd | None:
+        return self._read(queries.batch_end, about)
+
+    def secret(self, name: str) -> bytes | None:
+        return self._read(queries.secret, name)
 
     def keys(self) -> list[ApiKey]:
         return self._read(queries.keys)
