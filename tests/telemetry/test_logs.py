@@ -66,13 +66,19 @@ def test_control_characters_do_not_reach_a_terminal(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("form", ["console", "json"])
-def test_no_line_shows_a_key_or_what_a_url_has_as_token(capsys: pytest.CaptureFixture[str], form: LogFormat) -> None:
+def test_no_line_shows_a_key_or_what_a_url_has_as_token(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, form: LogFormat
+) -> None:
     configure_logging("info", form)
+    # A server that some other test started without access lines has cut this logger off.
+    access = logging.getLogger("uvicorn.access")
+    monkeypatch.setattr(access, "propagate", True)
+    monkeypatch.setattr(access, "level", logging.INFO)
     key = "toolcrib_" + "aB3_-" * 8 + "xyz"
     signed = "toolcrib_url_key_01m8q0td4pfgbabtqvvz3q6jdx.1796069000000." + "aB3_-" * 8 + "xyz"
     line = '%s - "%s %s HTTP/%s" %d'
-    logging.getLogger("uvicorn.access").warning(line, "::1", "GET", "/v1/x?token=hunter2&after=1", "1.1", 200)
-    logging.getLogger("uvicorn.access").warning(line, "::1", "GET", f"/v1/x?after=1&token={signed}", "1.1", 200)
+    access.info(line, "::1", "GET", "/v1/x?token=hunter2&after=1", "1.1", 200)
+    access.info(line, "::1", "GET", f"/v1/x?after=1&token={signed}", "1.1", 200)
     structlog.get_logger("app.x").info("odd", key=key, url=f"/v1/x?token={signed}", text=f"token {signed}, key {key}.")
     try:
         raise ValueError(f"no such key: {key}")  # noqa: TRY301 - a traceback to log
