@@ -5,7 +5,7 @@ each write still succeeds or fails alone. Only a compare-and-set on `(epoch, las
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
@@ -336,6 +336,15 @@ class UnfinishedBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchHead:
+    """How far a batch has come; a status of None is the one it had."""
+
+    batch_id: str
+    last_seq: int
+    status: BatchStatus | None
+
+
+@dataclass(frozen=True, slots=True)
 class GoneWorkspace:
     """A workspace that was deleted or has expired, at `ended_at`."""
 
@@ -397,6 +406,13 @@ class Storage(Protocol):
 
     def batches(self, workspace_id: str, *, status: BatchStatus | None, before: str | None, limit: int) -> Page[Batch]:
         """Newest first, without calls."""
+        ...
+
+    def batch_heads(self, workspace_id: str, *, also: Collection[str], after: str | None) -> list[BatchHead]:
+        """Batches of a workspace: those that have not ended, those named, and those with a larger id than `after`.
+
+        Of the last at most 256; when `after` is None the newest one.
+        """
         ...
 
     def unfinished_batches(self, workspace_id: str | None = None) -> list[UnfinishedBatch]: ...

@@ -1,6 +1,6 @@
 """The reads: what is asked of the tables, and how much is taken at once."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -31,7 +31,7 @@ from app.domain.ids import first_id
 from app.domain.retention import Removal
 from app.domain.tool_call import CallRecord, CallStatus
 from app.domain.workspace import Workspace, WorkspaceStatus
-from app.storage.base import ApiKey, CallFilter, GoneWorkspace, Made, OutputExtent, Page, UnfinishedBatch
+from app.storage.base import ApiKey, BatchHead, CallFilter, GoneWorkspace, Made, OutputExtent, Page, UnfinishedBatch
 from app.storage.sql import rows
 from app.storage.sql.schema import (
     ENDED,
@@ -55,6 +55,8 @@ EVENTS_AT_ONCE: Final = 64
 EVENT_PAGE_BYTES: Final = 4 * 1024 * 1024
 OUTPUT_PIECE_BYTES: Final = 1024 * 1024
 OUTPUT_ROWS_MAX: Final = 1024
+
+NEWEST_HEADS: Final = 256
 
 CLOCK_SLACK_MS: Final = 60_000
 """How far a call's `queued_at` may lie from the time its id was made."""
@@ -132,6 +134,7 @@ _EVENT_OUTPUT: Final = (
     )
     .order_by(call_output.c.seq, call_output.c.part)
 )
+_HEADS: Final = select(batches.c.id, batches.c.last_seq, batches.c.status)
 # With a limit, so that Postgres looks into the events of each unfinished batch and never hashes all there are.
 _STARTED: Final = (
     select(events.c.seq)
@@ -209,6 +212,21 @@ def unfinished_batches(connection: Connection, workspace_id: str | None) -> list
     if workspace_id is not None:
         statement = statement.where(batches.c.workspace_id == workspace_id)
     return [UnfinishedBatch(row.id, row.workspace_id, bool(row.started)) for row in connection.execute(statement)]
+
+
+def batch_heads(connection: Connection, workspace_id: str, also: Collection[str], after: str | None) -> list[BatchHead]:
+    found: dict[str, BatchHead] = {}
+    for statement in (
+        _HEADS.where(literal_column(f"batches.{UNFINISHED_BATCH}"), batches.c.workspace_id == workspace_id),
+        _HEADS.where(batches.c.id.in_(also)) if also else None,
+        _HEADS.where(batches.c.workspace_id == workspace_id, batches.c.id > (after or ""))
+        .order_by(batches.c.id.desc())
+        .limit(1 if after is None else NEWEST_HEADS),
+    ):
+        if statement is not None:
+            for row in connection.execute(statement):
+                found[row.id] = BatchHead(row.id, row.last_seq, BatchStatus(row.status))
+    return [found[batch_id] for batch_id in sorted(found)]
 
 
 def last_seq(connection: Connection, batch_id: str) -> tuple[int, BatchStatus] | None:
