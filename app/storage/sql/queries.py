@@ -35,6 +35,7 @@ from app.storage.base import ApiKey, BatchHead, CallFilter, GoneWorkspace, Made,
 from app.storage.sql import rows
 from app.storage.sql.schema import (
     ENDED,
+    EXPIRES,
     FINISHED,
     OPEN_WORKSPACE,
     PATH_KEY_BYTES,
@@ -181,6 +182,12 @@ def workspaces_with_status(connection: Connection, status: WorkspaceStatus) -> l
         statement = statement.where(text(OPEN_WORKSPACE), workspaces.c.root > b"")
     found = [rows.workspace(row) for row in connection.execute(statement)]
     return sorted(found, key=lambda workspace: workspace.id)
+
+
+def expired_workspaces(connection: Connection, at: int, limit: int) -> list[Workspace]:
+    statement = select(workspaces).where(text(EXPIRES), workspaces.c.expires_at <= at)
+    found = connection.execute(statement.order_by(workspaces.c.expires_at).limit(limit))
+    return [rows.workspace(row) for row in found]
 
 
 # -- batches ----------------------------------------------------------------------------------------------------------

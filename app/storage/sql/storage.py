@@ -98,6 +98,9 @@ class SqlStorage:
     def workspaces_with_status(self, status: WorkspaceStatus) -> list[Workspace]:
         return self._read(queries.workspaces_with_status, status)
 
+    def expired_workspaces(self, at: int, *, limit: int) -> list[Workspace]:
+        return self._read(queries.expired_workspaces, at, limit)
+
     def batch(self, batch_id: str, *, calls: bool = True, inline: int | None = None) -> Batch | None:
         return self._read(queries.batch, batch_id, with_calls=calls, inline=inline)
 
