@@ -52,8 +52,10 @@ from app.storage.sql.schema import (
 
 _Listed = TypeVar("_Listed", Workspace, Batch)
 
+FIRST_EVENTS: Final = 16
 EVENTS_AT_ONCE: Final = 64
-EVENT_PAGE_BYTES: Final = 4 * 1024 * 1024
+EVENT_PAGE_BYTES: Final = 512 * 1024
+"""A follower that does not read holds about one page."""
 OUTPUT_PIECE_BYTES: Final = 1024 * 1024
 OUTPUT_ROWS_MAX: Final = 1024
 
@@ -374,8 +376,9 @@ def _whole_call(row: Any) -> CallRecord:
 def events_page(connection: Connection, batch_id: str, after: int, limit: int) -> list[StoredEvent]:
     page: list[StoredEvent] = []
     size = 0
+    at_once = FIRST_EVENTS
     while len(page) < limit and size < EVENT_PAGE_BYTES:
-        most = min(EVENTS_AT_ONCE, limit - len(page))
+        most = min(at_once, limit - len(page))
         found = connection.execute(_EVENTS, {"batch_id": batch_id, "after": after, "most": most}).all()
         output = _output_of(connection, batch_id, found)
         page += [rows.event(row, output.get(row.seq, ())) for row in found]
@@ -383,6 +386,8 @@ def events_page(connection: Connection, batch_id: str, after: int, limit: int) -
             break
         after = found[-1].seq
         size += sum(len(row.data) for row in found) + sum(len(part.data) for part in chain(*output.values()))
+        if size < EVENT_PAGE_BYTES // 8:
+            at_once = EVENTS_AT_ONCE
     return page
 
 
