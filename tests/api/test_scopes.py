@@ -28,6 +28,8 @@ NEEDED: dict[str, Scope | None] = {
     "listWorkspaces": "read",
     "getWorkspace": "read",
     "listWorkspaceTools": "read",
+    "headWorkspaceFeed": "read",
+    "getWorkspaceFeed": "read",
     "createWorkspace": "write",
     "updateWorkspace": "write",
     "deleteWorkspace": "write",
