@@ -5,6 +5,7 @@ waits is stored, then everything is closed. The server drains before (`app.__mai
 """
 
 import asyncio
+import math
 import os
 import platform
 import signal
@@ -22,10 +23,11 @@ from app.api.dependencies import About, Services
 from app.api.errors import add_error_handlers
 from app.api.middleware import FaultBarrier, RequestContext
 from app.api.openapi import build_openapi
-from app.api.routes import batches, calls, files, operations, tools, workspaces
+from app.api.routes import batches, calls, files, limits, operations, tools, workspaces
 from app.domain.abort import AbortReason
 from app.errors import ConfigurationError
 from app.events.log import EventLog
+from app.execution.backends.admission import Admission
 from app.execution.backends.local import LocalBackend
 from app.execution.finalizer import Finalizer
 from app.execution.recovery import recover
@@ -43,7 +45,10 @@ from app.services.batches import BatchService
 from app.services.file_access import FileAccess
 from app.services.files import FileService
 from app.services.keys import KeyService, make_key
+from app.services.pressure import Pressure
 from app.services.readiness import Readiness
+from app.services.request_rates import BURST_SECONDS, Rate, RequestRates
+from app.services.streams import StreamSlots
 from app.services.tool_catalog import ToolCatalog
 from app.services.workspace_roots import WorkspaceRoots
 from app.services.workspaces import WorkspaceService
@@ -94,6 +99,8 @@ _CORS_RESPONSE_HEADERS: Final = (
     "Idempotent-Replayed",
     "Location",
     "Preference-Applied",
+    "RateLimit",
+    "RateLimit-Policy",
     "Retry-After",
     "X-Request-ID",
 )
@@ -128,7 +135,7 @@ def create_app(settings: Settings, *, stop: Callable[[], None] = _stop_process) 
         redoc_url=None,
         redirect_slashes=False,
     )
-    for module in (batches, calls, workspaces, files, tools, operations):
+    for module in (batches, calls, workspaces, files, tools, limits, operations):
         app.include_router(module.router)
     add_error_handlers(app)
     # The last one added is the outermost.
@@ -195,11 +202,12 @@ async def running(settings: Settings, stop: Callable[[], None] = _stop_process) 
         searching = sandbox if isinstance(sandbox, LocalSandbox) else LocalSandbox()
         stack.push_async_callback(searching.close)
         ripgrep = Ripgrep(searching)
+        commands = ProcessSlots(settings.commands, settings.commands_per_workspace)
         shared = ToolsOptions(
             sandbox=sandbox,
             files=file_pool,
             mutations=mutations,
-            commands=ProcessSlots(settings.commands, settings.commands_per_workspace),
+            commands=commands,
             ripgrep=ripgrep,
             powershell=None if settings.powershell is None else str(settings.powershell),
         )
@@ -212,7 +220,13 @@ async def running(settings: Settings, stop: Callable[[], None] = _stop_process) 
             hooks=hook_chain(load_hooks()),
             tools=partial(WorkspaceTools, shared),
         )
-        backend = LocalBackend(runner)
+        admission = Admission(settings.max_batches, settings.max_batches_per_workspace, settings.max_batch_bytes)
+        backend = LocalBackend(
+            runner,
+            running=settings.running_batches,
+            per_workspace=settings.running_batches_per_workspace,
+            admission=admission,
+        )
         backends.append(backend)
         batch_service = BatchService(storage=storage, reads=reads, records=records, log=log, backend=backend)
         workspace_service = WorkspaceService(
@@ -225,6 +239,7 @@ async def running(settings: Settings, stop: Callable[[], None] = _stop_process) 
             allow_unrestricted=settings.allow_unrestricted,
         )
         access = FileAccess(workspace_service, file_pool, mutations)
+        rates, streams = _rates(settings), StreamSlots(settings.streams_per_key, settings.streams_per_batch)
         services = Services(
             keys=KeyService(
                 storage=storage,
@@ -237,6 +252,9 @@ async def running(settings: Settings, stop: Callable[[], None] = _stop_process) 
             archives=ArchiveService(access, max_bytes=settings.max_upload_bytes),
             batches=batch_service,
             tools=ToolCatalog(),
+            rates=rates,
+            streams=streams,
+            pressure=Pressure(rates, streams, admission, backend, commands, ripgrep.slots, records),
             readiness=readiness,
             about=About(
                 version=__version__,
@@ -313,6 +331,16 @@ def _open_storage(settings: Settings) -> SqlStorage:
 
 def _sentence(what: str, error: Exception) -> str:
     return f"{what}: {' '.join(str(error).split()).removesuffix('.')}."
+
+
+def _rates(settings: Settings) -> RequestRates:
+    requests = failures = None
+    if settings.rate_limit > 0:
+        burst = settings.rate_burst or math.ceil(settings.rate_limit * BURST_SECONDS)
+        requests = Rate(settings.rate_limit, burst)
+    if settings.auth_failures_per_minute > 0:
+        failures = Rate(settings.auth_failures_per_minute / 60, settings.auth_failures_per_minute)
+    return RequestRates(requests, failures)
 
 
 async def _sandbox(settings: Settings) -> Sandbox:

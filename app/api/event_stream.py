@@ -22,11 +22,15 @@ def _ping() -> ServerSentEvent:
     return ServerSentEvent(comment="ping", sep="\n")
 
 
+def _nothing() -> None:
+    pass
+
+
 class EventStream(EventSourceResponse):
     """Sends whole SSE frames as they come, a comment every 15 s, and ends with the frames.
 
     A client that reads nothing for 30 s is dropped. `on_disconnect` is awaited when the client went away, or was
-    dropped, before the last frame.
+    dropped, before the last frame. `on_close` is called when nothing more is sent, whatever the reason.
     """
 
     def __init__(
@@ -35,6 +39,7 @@ class EventStream(EventSourceResponse):
         *,
         headers: Mapping[str, str] | None = None,
         on_disconnect: Callable[[], Awaitable[None]] | None = None,
+        on_close: Callable[[], None] = _nothing,
     ) -> None:
         super().__init__(
             frames,
@@ -47,6 +52,7 @@ class EventStream(EventSourceResponse):
         )
         self._frames = frames
         self._on_disconnect = on_disconnect
+        self._on_close = on_close
         self._gone = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,6 +70,7 @@ class EventStream(EventSourceResponse):
             _log.info("slow_client_dropped", path=scope["path"], seconds=SEND_SECONDS)
             raise ClientDisconnect from None
         finally:
+            self._on_close()
             # A generator that was never started runs no `finally` of its own, so this is the place for both.
             await self._frames.aclose()
             if self._gone and self._on_disconnect is not None:
@@ -77,13 +84,23 @@ class EventStream(EventSourceResponse):
 
 
 class BoundedStream(StreamingResponse):
-    """A StreamingResponse that drops a client which reads nothing for 30 s, and closes what it reads from."""
+    """A StreamingResponse that drops a client which reads nothing for 30 s, and closes what it reads from.
+
+    `on_close` is called when nothing more is sent.
+    """
 
     def __init__(
-        self, chunks: AsyncGenerator[bytes, None], status_code: int, headers: Mapping[str, str], media_type: str
+        self,
+        chunks: AsyncGenerator[bytes, None],
+        status_code: int,
+        headers: Mapping[str, str],
+        media_type: str,
+        *,
+        on_close: Callable[[], None] = _nothing,
     ) -> None:
         super().__init__(chunks, status_code, headers, media_type)
         self._chunks = chunks
+        self._on_close = on_close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_in_time(message: Message) -> None:
@@ -97,4 +114,5 @@ class BoundedStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send_in_time)
         finally:
+            self._on_close()
             await self._chunks.aclose()

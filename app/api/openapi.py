@@ -23,6 +23,7 @@ _REQUEST_ID: Final = {
     "description": "Yours when it matches `[A-Za-z0-9._-]{1,64}`, else made up; also in the log and the record.",
     "schema": {"type": "string"},
 }
+_RETRY_AFTER: Final = {"description": "Seconds to wait before the next try.", "schema": {"type": "integer"}}
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -36,6 +37,7 @@ def problems(*codes: str) -> Responses:
         status: {
             "description": "; ".join(f"`{code}`: {KINDS[code].title}" for code in names),
             "content": {"application/problem+json": {"schema": reference(ProblemBody.__name__)}},
+            **({"headers": {"Retry-After": _RETRY_AFTER}} if all(KINDS[code].retry_after for code in names) else {}),
         }
         for status, names in found.items()
     }
@@ -43,7 +45,7 @@ def problems(*codes: str) -> Responses:
 
 def at_every_route() -> Responses:
     """Return the documentation of what every route of `/v1` may answer."""
-    return problems("unauthorized", "forbidden", "invalid_request", "storage_unavailable")
+    return problems("unauthorized", "forbidden", "invalid_request", "rate_limited", "storage_unavailable")
 
 
 def reference(model: str) -> dict[str, str]:
