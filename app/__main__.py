@@ -6,20 +6,23 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from types import FrameType
 from typing import Final
 
 import structlog
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app import __version__
 from app.api.dependencies import Services
 from app.errors import ConfigurationError
 from app.main import create_app, create_key, migrate
 from app.settings import Settings, unknown_variables, variable
-from app.telemetry import configure_logging
+from app.telemetry.logs import configure_logging
+from app.telemetry.metrics import CONTENT_TYPE, Metrics
 
 # Together with the last commits of the lifespan this stays below `EXIT_SECONDS`, the last resort for what hangs.
 GRACE_SECONDS: Final = 5.0
@@ -134,9 +137,71 @@ class Server(uvicorn.Server):
         return True
 
 
+class MetricsServer(uvicorn.Server):
+    """Serves `GET /metrics` without a key on a port of its own; signals are the business of `Server`."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        super().__init__(
+            uvicorn.Config(
+                _metrics_app(metrics),
+                lifespan="off",
+                ws="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=CLOSE_SECONDS,
+            )
+        )
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _metrics_app(metrics: Metrics) -> ASGIApp:
+    async def answer(scope: Scope, _receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        found = scope["path"] == "/metrics" and scope["method"] in {"GET", "HEAD"}
+        body = await metrics.scrape() if found else b"only GET /metrics is here\n"
+        headers = [
+            (b"content-type", (CONTENT_TYPE if found else "text/plain").encode()),
+            (b"content-length", str(len(body)).encode()),
+            (b"x-content-type-options", b"nosniff"),
+        ]
+        await send({"type": "http.response.start", "status": 200 if found else 404, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+    return answer
+
+
+@asynccontextmanager
+async def serving_metrics(settings: Settings, metrics: Metrics) -> AsyncIterator[str | None]:
+    """Serve metrics on their own port while the context is open and give its URL; None when there is no such port.
+
+    Raises:
+        ConfigurationError: the port cannot be had.
+    """
+    if settings.metrics_port is None:
+        yield None
+        return
+    with _bind(settings.metrics_host, settings.metrics_port, "metrics_") as listener:
+        server = MetricsServer(metrics)
+        host, port = listener.getsockname()[:2]
+        url = f"http://[{host}]:{port}/metrics" if ":" in host else f"http://{host}:{port}/metrics"
+        async with asyncio.TaskGroup() as group:
+            group.create_task(server.serve(sockets=[listener]))
+            try:
+                _log.info("serving_metrics", url=url)
+                yield url
+            finally:
+                server.should_exit = True
+
+
 def _serve(settings: Settings) -> int:
     """Serve until told to stop; return the exit status, 1 when the service had to give up."""
-    with _bind(settings) as listener:
+    with _bind(settings.host, settings.port) as listener:
         app = create_app(settings)
         config = uvicorn.Config(
             app,
@@ -163,7 +228,8 @@ async def _serve_until_stopped(
         services: Services = app.state.services
         token = await _first_key(settings, services)
         server = Server(config, services, new_token=token, on_stop=_exit_in_time)
-        await server.serve(sockets=[listener])
+        async with serving_metrics(settings, services.metrics):
+            await server.serve(sockets=[listener])
     _log.info("stopped")
 
 
@@ -189,11 +255,11 @@ async def _first_key(settings: Settings, services: Services) -> str | None:
     return await services.keys.create("first start")
 
 
-def _bind(settings: Settings) -> socket.socket:
+def _bind(host: str, port: int, prefix: str = "") -> socket.socket:
     listener: socket.socket | None = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         # With its protocol named, so that the event loop knows TCP when it sees it and turns Nagle's algorithm off.
         listener = socket.socket(family, kind, protocol)
@@ -205,7 +271,7 @@ def _bind(settings: Settings) -> socket.socket:
         if listener is not None:
             listener.close()
         raise ConfigurationError(
-            f"cannot listen on {variable('host')} {settings.host}, {variable('port')} {settings.port}: "
+            f"cannot listen on {variable(prefix + 'host')} {host}, {variable(prefix + 'port')} {port}: "
             f"{error.strerror or error}."
         ) from None
     return listener

@@ -59,9 +59,11 @@ from app.storage.instance_lock import InstanceLock
 from app.storage.read_pool import ReadPool
 from app.storage.record_writer import RecordWriter
 from app.storage.sql.storage import SqlStorage
+from app.telemetry.loop_lag import LoopLag
+from app.telemetry.metrics import Metrics, Usage
 from app.tools.file_mutation_queue import FileMutationQueue
 from app.tools.powershell import find_powershell
-from app.tools.registry import ToolsOptions, WorkspaceTools
+from app.tools.registry import ToolsOptions, WorkspaceTools, all_tool_names
 
 # For what a server that did not drain left running, and for what still waits to be stored.
 END_SECONDS: Final = 0.5
@@ -117,10 +119,11 @@ def create_app(settings: Settings, *, stop: Callable[[], None] = _stop_process) 
 
     `stop` is called on the event loop when the service can no longer do its work and has to end.
     """
+    metrics = Metrics(sorted(all_tool_names))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with running(settings, stop) as services:
+        async with running(settings, stop, metrics) as services:
             app.state.services = services
             yield
 
@@ -148,19 +151,27 @@ def create_app(settings: Settings, *, stop: Callable[[], None] = _stop_process) 
             allow_headers=list(_CORS_REQUEST_HEADERS),
             expose_headers=list(_CORS_RESPONSE_HEADERS),
         )
-    app.add_middleware(RequestContext)
+    app.add_middleware(RequestContext, answered=metrics.http_answered)
     document = build_openapi(app)
     app.openapi = lambda: document  # type: ignore[method-assign]  # the way FastAPI offers
     return app
 
 
 @asynccontextmanager
-async def running(settings: Settings, stop: Callable[[], None] = _stop_process) -> AsyncIterator[Services]:
+async def running(
+    settings: Settings, stop: Callable[[], None] = _stop_process, metrics: Metrics | None = None
+) -> AsyncIterator[Services]:
     """Build everything, recover what a crash left, and take it all down again.
+
+    Args:
+        settings: what to build.
+        stop: called on the event loop when the service can no longer do its work and has to end.
+        metrics: where to count; None makes its own.
 
     Raises:
         ConfigurationError: the service cannot start as it is set up; the message is a sentence.
     """
+    metrics = metrics or Metrics(sorted(all_tool_names))
     async with AsyncExitStack() as stack:
         await asyncio.to_thread(_make_data_dir, settings)
         if settings.database_url is None:
@@ -187,6 +198,7 @@ async def running(settings: Settings, stop: Callable[[], None] = _stop_process) 
             storage,
             on_commit=log.committed,
             on_death=give_up,
+            on_group=metrics.committed,
             ballast=None if settings.database_url is not None else Ballast(settings.data_dir / "ballast"),
         )
         records.start()
@@ -202,12 +214,12 @@ async def running(settings: Settings, stop: Callable[[], None] = _stop_process) 
         searching = sandbox if isinstance(sandbox, LocalSandbox) else LocalSandbox()
         stack.push_async_callback(searching.close)
         ripgrep = Ripgrep(searching)
-        commands = ProcessSlots(settings.commands, settings.commands_per_workspace)
+        slots = ProcessSlots(settings.commands, settings.commands_per_workspace)
         shared = ToolsOptions(
             sandbox=sandbox,
             files=file_pool,
             mutations=mutations,
-            commands=commands,
+            commands=slots,
             ripgrep=ripgrep,
             powershell=None if settings.powershell is None else str(settings.powershell),
         )
@@ -219,6 +231,7 @@ async def running(settings: Settings, stop: Callable[[], None] = _stop_process) 
             finalizer=finalizer,
             hooks=hook_chain(load_hooks()),
             tools=partial(WorkspaceTools, shared),
+            observe=metrics.batch_taken_up,
         )
         admission = Admission(settings.max_batches, settings.max_batches_per_workspace, settings.max_batch_bytes)
         backend = LocalBackend(
@@ -238,6 +251,14 @@ async def running(settings: Settings, stop: Callable[[], None] = _stop_process) 
             roots=WorkspaceRoots(settings.data_dir, settings.workspace_roots),
             allow_unrestricted=settings.allow_unrestricted,
         )
+        about = About(
+            version=__version__,
+            python=platform.python_version(),
+            database="sqlite" if settings.database_url is None else "postgresql",
+            sandbox=sandbox.report.to_json(),
+            ripgrep=await ripgrep.version(),
+            powershell=find_powershell(shared.powershell) is not None,
+        )
         access = FileAccess(workspace_service, file_pool, mutations)
         rates, streams = _rates(settings), StreamSlots(settings.streams_per_key, settings.streams_per_batch)
         services = Services(
@@ -254,17 +275,41 @@ async def running(settings: Settings, stop: Callable[[], None] = _stop_process) 
             tools=ToolCatalog(),
             rates=rates,
             streams=streams,
-            pressure=Pressure(rates, streams, admission, backend, commands, ripgrep.slots, records),
+            pressure=Pressure(rates, streams, admission, backend, slots, ripgrep.slots, records),
             readiness=readiness,
-            about=About(
-                version=__version__,
-                python=platform.python_version(),
-                database="sqlite" if settings.database_url is None else "postgresql",
-                sandbox=sandbox.report.to_json(),
-                ripgrep=await ripgrep.version(),
-                powershell=find_powershell(shared.powershell) is not None,
-            ),
+            metrics=metrics,
+            about=about,
         )
+
+        def usage() -> Usage:
+            held = [sandbox] if searching is sandbox else [sandbox, searching]
+            return Usage(
+                batches_running=backend.running,
+                batches_queued=backend.queued,
+                commands_running=sum(one.running for one in held),
+                commands_started=sum(one.counts.started for one in held),
+                commands_killed={
+                    reason: sum(one.counts.killed[reason] for one in held) for reason in sandbox.counts.killed
+                },
+                commands_waiting=slots.use.waiting,
+                searches_waiting=ripgrep.waiting,
+                followers=log.followers,
+                writes_waiting=records.depth,
+                disk_full=records.full,
+                files_running=file_pool.running,
+                files_waiting=file_pool.waiting,
+                draining=readiness.draining,
+            )
+
+        metrics.describe(
+            {"version": about.version, "python": about.python, "database": about.database},
+            sandbox.report.tier,
+            sandbox.report.missing,
+        )
+        metrics.read_at_scrape(usage)
+        lag = LoopLag(metrics.loop_was_late)
+        lag.start()
+        stack.callback(lag.stop)
         await workspace_service.recover()
         await recover(storage, reads, finalizer, backend)
         housekeeping = asyncio.create_task(workspace_service.keep_house(), name="housekeeping")

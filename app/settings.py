@@ -17,7 +17,7 @@ from app.execution.backends.admission import MAX_BATCH_BYTES, MAX_BATCHES, MAX_B
 from app.execution.backends.local import RUNNING_BATCHES, RUNNING_BATCHES_PER_WORKSPACE
 from app.sandbox.process_slots import COMMANDS, COMMANDS_PER_WORKSPACE
 from app.services.streams import STREAMS_PER_BATCH, STREAMS_PER_KEY
-from app.telemetry import LogFormat, LogLevel
+from app.telemetry.logs import LogFormat, LogLevel
 
 PREFIX: Final = "TOOLCRIB_"
 _SECRETS: Final = frozenset({"api_key", "database_url"})
@@ -55,6 +55,8 @@ class Settings(BaseSettings):
     bwrap: Path | None = None
     powershell: Path | None = None
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
     log_level: LogLevel = "info"
     log_format: LogFormat = "auto"
 

@@ -29,6 +29,7 @@ def test_nothing_set_serves_this_machine_alone(monkeypatch: pytest.MonkeyPatch, 
     [
         ("PORT", "http", "TOOLCRIB_PORT is wrong: it has to be a valid integer"),
         ("PORT", "65536", "TOOLCRIB_PORT is wrong: it has to be less than or equal to 65535 (it is '65536')."),
+        ("METRICS_PORT", "-1", "TOOLCRIB_METRICS_PORT is wrong: it has to be greater than or equal to 0"),
         (
             "SANDBOX",
             "jail",

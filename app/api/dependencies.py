@@ -35,6 +35,7 @@ from app.services.request_rates import RequestRates
 from app.services.streams import StreamSlots
 from app.services.tool_catalog import ToolCatalog
 from app.services.workspaces import WorkspaceService
+from app.telemetry.metrics import Metrics
 
 BODY_MAX_BYTES: Final = 16 * 1024 * 1024
 WAIT_MAX_SECONDS: Final = 60.0
@@ -70,6 +71,7 @@ class Services:
     streams: StreamSlots
     pressure: Pressure
     readiness: Readiness
+    metrics: Metrics
     about: About
 
 
@@ -131,6 +133,7 @@ def _address(request: Request) -> str:
 _api_key: Final = ApiKey()
 Reader = Annotated[Caller, Security(_api_key, scopes=["read"])]
 Writer = Annotated[Caller, Security(_api_key, scopes=["write"])]
+Admin = Annotated[Caller, Security(_api_key, scopes=["admin"])]
 
 
 def _refuse_odd_parameters(request: Request) -> None:

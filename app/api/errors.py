@@ -81,7 +81,7 @@ class NotReady(AppError):
 
 
 def problem(
-    scope: Scope, code: str, detail: str, *, headers: Mapping[str, str] | None = None, **members: Any
+    scope: Scope, code: str, detail: str, /, *, headers: Mapping[str, str] | None = None, **members: Any
 ) -> Response:
     """Return the response of one problem; `members` are further members of the document."""
     kind = KINDS[code]

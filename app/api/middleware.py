@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -34,10 +35,17 @@ class RequestContext:
 
     The caller's own `X-Request-ID` is taken over when it is `[A-Za-z0-9._-]{1,64}`. The line holds the path without
     its query.
+
+    Args:
+        answered: told of every request: its method, the template of the route that answered (`none` when there is no
+            such route), the status (0 when there was no answer) and the seconds until the head of the answer.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(
+        self, app: ASGIApp, answered: Callable[[str, str, int, float], None] = lambda _method, _route, _status, _s: None
+    ) -> None:
         self._app = app
+        self._answered = answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -48,11 +56,13 @@ class RequestContext:
         scope.setdefault("state", {})["request_id"] = request_id
         structlog.contextvars.bind_contextvars(request_id=request_id)
         status = 0
+        head = 0.0
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal status
+            nonlocal status, head
             if message["type"] == "http.response.start":
                 status = message["status"]
+                head = time.perf_counter()
                 headers = list(message["headers"])
                 present = {name for name, _ in headers}
                 headers.append((b"x-request-id", request_id.encode("ascii")))
@@ -65,13 +75,17 @@ class RequestContext:
         try:
             await self._app(scope, receive, send_with_headers)
         finally:
+            ended = time.perf_counter()
+            route = _route_of(scope)
+            self._answered(scope["method"], route, status, (head or ended) - started)
             write = _log.debug if scope["path"] in _QUIET_PATHS else _log.info
             write(
                 "request",
                 method=scope["method"],
                 path=scope["path"],
+                route=route,
                 status=status,
-                duration_ms=round((time.perf_counter() - started) * 1000, 1),
+                duration_ms=round((ended - started) * 1000, 1),
             )
 
 
@@ -111,6 +125,11 @@ def rate_fields(scope: Scope) -> list[tuple[bytes, bytes]]:
     """Return the fields that tell of the key's rate: those that were noted when the request was counted."""
     noted: dict[str, str] = scope["state"].get(RATE_FIELDS, {})
     return [(name.lower().encode("ascii"), value.encode("ascii")) for name, value in noted.items()]
+
+
+def _route_of(scope: Scope) -> str:
+    route = getattr(scope.get("route"), "path_format", None)
+    return route if isinstance(route, str) else "none"
 
 
 def _own_id(scope: Scope) -> str | None:

@@ -13,6 +13,7 @@ import orjson
 import structlog
 
 from app.domain.batch import Batch, BatchStatus, Summary
+from app.domain.call_summary import path_of, summary_of
 from app.domain.clock import now_ms
 from app.domain.events import EventType, OutputRow, OutputStream, StoredEvent
 from app.domain.tool_call import CallStatus, ExecutionMode, Outcome, ToolCall
@@ -78,6 +79,7 @@ class BatchWriter:
         records: the writer all batches share.
         capture_bytes: how many bytes of output of a tool are kept, by the tool's name.
         on_fenced: called once, on the loop, when another owner writes the batch now.
+        on_gap: called when a stream of a call's output is stored no further.
     """
 
     def __init__(
@@ -87,11 +89,13 @@ class BatchWriter:
         *,
         capture_bytes: Callable[[str], int],
         on_fenced: Callable[[], None],
+        on_gap: Callable[[], None] = lambda: None,
     ) -> None:
         self._batch = batch
         self._records = records
         self._capture_bytes = capture_bytes
         self._on_fenced = on_fenced
+        self._on_gap = on_gap
         self._seq = batch.last_seq
         self._started_at = batch.started_at
         self._calls: dict[str, _CallState] = {}
@@ -179,6 +183,8 @@ class BatchWriter:
                 result=result,
                 error=outcome.error,
                 hooks=orjson.dumps([trace.to_json() for trace in outcome.hooks]) if outcome.hooks else None,
+                path=path_of(call, outcome.result),
+                summary=summary_of(call, outcome.result),
             )
         )
         self._append(EventType.TOOL_EXECUTION_END, at, call.id, members)
@@ -245,6 +251,7 @@ class BatchWriter:
             "fromOffset": state.stream_offsets.get(stream, 0),
         }
         self._append(EventType.OUTPUT_GAP, now_ms(), state.call.id, members)
+        self._on_gap()
         self._submit_soon()
 
     @staticmethod

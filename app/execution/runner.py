@@ -8,15 +8,18 @@ import structlog
 
 from app.domain.abort import AbortReason
 from app.domain.batch import Batch, BatchStatus
+from app.domain.clock import now_ms
 from app.domain.workspace import Workspace
 from app.errors import Fenced
 from app.events.batch_writer import BatchWriter
 from app.execution.executor import BatchControl, Execution, Executor, effective_mode
 from app.execution.finalizer import Finalizer
+from app.execution.observed_sink import ObservedSink
 from app.hooks.base import HookChain
 from app.storage.base import Storage
 from app.storage.read_pool import ReadPool
 from app.storage.record_writer import RecordWriter
+from app.telemetry.observer import BatchFacts, BatchObserver, Observe, unobserved
 from app.tools.base import AgentTool
 
 _log = structlog.get_logger(__name__)
@@ -31,7 +34,11 @@ class ToolFactory(Protocol):
 
 
 class BatchRunner:
-    """Runs batches this process owns; each exactly once, to exactly one terminal status."""
+    """Runs batches this process owns; each exactly once, to exactly one terminal status.
+
+    Args:
+        observe: is told of every batch that is taken up, and hears of it until its end.
+    """
 
     def __init__(
         self,
@@ -42,6 +49,7 @@ class BatchRunner:
         finalizer: Finalizer,
         hooks: HookChain,
         tools: ToolFactory,
+        observe: Observe = unobserved,
     ) -> None:
         self._storage = storage
         self._reads = reads
@@ -49,6 +57,7 @@ class BatchRunner:
         self._finalizer = finalizer
         self._hooks = hooks
         self._tools = tools
+        self._observe = observe
 
     async def run(self, batch: Batch, control: BatchControl) -> None:
         """Run one batch to its end and return when that is stored.
@@ -59,14 +68,19 @@ class BatchRunner:
         if found is None:  # the foreign key forbids it
             raise LookupError(f"batch {batch.id} has no workspace")
         workspace = found
+        waited = max(0, now_ms() - batch.created_at) / 1000
+        observer = self._observe(
+            BatchFacts(batch.id, workspace.id, batch.request_id, batch.execution_mode, len(batch.calls), waited)
+        )
         writer = BatchWriter(
             batch,
             self._records,
             capture_bytes=workspace.options.capture_bytes,
             on_fenced=lambda: control.abort(AbortReason.INTERRUPTED),
+            on_gap=observer.output_cut,
         )
         try:
-            await self._run(batch, workspace, control, writer)
+            await self._run(batch, workspace, control, writer, observer)
         except Fenced:
             _log.warning("batch_fenced", batch_id=batch.id)
             if writer.failure is None or isinstance(writer.failure, Fenced):
@@ -75,6 +89,8 @@ class BatchRunner:
         except Exception:  # noqa: BLE001 - whatever it is, the batch ends
             _log.exception("batch_failed", batch_id=batch.id)
             await self._end(batch)
+        finally:
+            observer.close()
 
     async def _end(self, batch: Batch) -> None:
         # A row could not be stored, or there is a bug here: the batch is still this process's and has to end.
@@ -82,13 +98,20 @@ class BatchRunner:
         if claimed is not None:
             await self._finalizer.finalize(claimed, AbortReason.INTERRUPTED)
 
-    async def _run(self, batch: Batch, workspace: Workspace, control: BatchControl, writer: BatchWriter) -> None:
+    async def _run(
+        self, batch: Batch, workspace: Workspace, control: BatchControl, writer: BatchWriter, observer: BatchObserver
+    ) -> None:
         calls = [record.to_call() for record in batch.calls]
         urls = {call.tool_call_id: f"/v1/calls/{call.id}/output" for call in calls}
         tools = self._tools(workspace, urls.get)
         mode = effective_mode(batch.execution_mode, tools, calls)
         executor = Executor(
-            workspace=workspace, batch=batch, tools=tools, hooks=self._hooks, sink=writer, control=control
+            workspace=workspace,
+            batch=batch,
+            tools=tools,
+            hooks=self._hooks,
+            sink=ObservedSink(writer, observer),
+            control=control,
         )
         timer: asyncio.TimerHandle | None = None
         if batch.timeout_ms is not None:
@@ -106,6 +129,7 @@ class BatchRunner:
             has_errors=execution.has_errors,
             terminate=execution.terminate,
         )
+        observer.batch_ended(status.value)
         _log.info("batch", workspace_id=workspace.id, status=status.value, **execution.summary.to_json())
 
 

@@ -18,6 +18,14 @@ class SandboxReport:
         return {"tier": self.tier, "missing": list(self.missing)}
 
 
+@dataclass(slots=True)
+class CommandCounts:
+    """Running totals of a sandbox since it was made: commands started, and those ended for a reason of ours."""
+
+    started: int = 0
+    killed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("timeout", "cancelled", "interrupted"), 0))
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
     """A command to start: `argv[0]` is an absolute path, `env` is the whole environment, stdin is always /dev/null.
@@ -84,8 +92,15 @@ class ProcessHandle(Protocol):
 
 
 class Sandbox(Protocol):
+    counts: CommandCounts
+
     @property
     def report(self) -> SandboxReport: ...
+
+    @property
+    def running(self) -> int:
+        """How many commands were started and have not ended."""
+        ...
 
     async def start(self, spec: ProcessSpec) -> ProcessHandle:
         """Start a command.

@@ -145,6 +145,12 @@ class FilePool:
         """How many functions run in threads now, abandoned ones included."""
         return self._total
 
+    @property
+    def waiting(self) -> int:
+        """How many functions wait for a thread."""
+        with self._lock:
+            return sum(map(len, self._waiting.values()))
+
     async def run(
         self,
         function: Callable[[*A], R],

@@ -18,7 +18,7 @@ import structlog
 
 from app.errors import ErrorCode, ToolError
 from app.sandbox import warden
-from app.sandbox.base import ExitStatus, ProcessSpec, SandboxReport
+from app.sandbox.base import CommandCounts, ExitStatus, ProcessSpec, SandboxReport
 from app.sandbox.confinement import Confinement, Launch, Unconfined
 from app.sandbox.files import remove_tree
 
@@ -45,6 +45,7 @@ class LocalSandbox:
         self._confinement: Confinement = confinement or Unconfined()
         self._link: _Link | None = None
         self._closed = False
+        self.counts = CommandCounts()
 
     @property
     def report(self) -> SandboxReport:
@@ -74,7 +75,13 @@ class LocalSandbox:
         except BaseException:
             await process.close()
             raise
+        self.counts.started += 1
         return process
+
+    @property
+    def running(self) -> int:
+        """How many commands have been started and not ended."""
+        return 0 if self._link is None else self._link.running
 
     async def close(self) -> None:
         """End every command that still runs, and the warden. Idempotent; nothing can be started afterwards."""
@@ -247,6 +254,11 @@ class _Link:
         self._ready = False
         self._swept = False
         self._sweeping = asyncio.Lock()
+
+    @property
+    def running(self) -> int:
+        """How many commands have not ended yet."""
+        return len(self._commands)
 
     def bind(self, loop: asyncio.AbstractEventLoop) -> None:
         """Listen on this loop. Commands that another loop left behind are ended."""

@@ -100,6 +100,8 @@ async def run_command(
             await _finished_within(gone, grace_ms / 1000)
         await handle.kill()
         status: ExitStatus = await exited
+        if status.asked:
+            sandbox.counts.killed["timeout" if reason is None else reason.value] += 1
         await pump.drain(drain_ms / 1000)
         return CommandOutcome(
             exit_code=status.exit_code,

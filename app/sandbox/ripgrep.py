@@ -52,6 +52,11 @@ class Ripgrep:
         self.slots: Final = ProcessSlots(processes, per_workspace)
 
     @property
+    def waiting(self) -> int:
+        """How many wait for their turn."""
+        return self.slots.use.waiting
+
+    @property
     def program(self) -> str | None:
         """The absolute path of the program, None when there is none."""
         return self._given or installed_ripgrep() or find_program("rg")

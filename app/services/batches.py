@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import orjson
 
 from app.domain.abort import AbortReason
 from app.domain.batch import Batch, BatchStatus, OnDisconnect, OnError, Summary
+from app.domain.call_summary import comparable, plain_path
 from app.domain.clock import now_ms
 from app.domain.events import EventType, OutputStream, StoredEvent
 from app.domain.idempotency import IdempotencyKey
@@ -220,9 +221,20 @@ class BatchService:
     async def calls(
         self, condition: CallFilter, *, owner: str | None, before: str | None, limit: int
     ) -> Page[CallRecord]:
-        """Return calls that meet the conditions, newest first."""
+        """Return calls that meet the conditions, newest first.
+
+        `path` and `text` may come in any spelling; an absolute path is understood together with a workspace.
+        """
         if condition.workspace_id is not None:
             await self._check_owner(condition.workspace_id, owner, f"there is no workspace {condition.workspace_id}")
+        condition = replace(condition, owner=owner)
+        if condition.text is not None:
+            condition = replace(condition, text=comparable(condition.text) or None)
+        if condition.path is not None:
+            path = await self._plain_path(condition.path, condition.workspace_id)
+            if path is None:
+                return Page((), None)
+            condition = replace(condition, path=path)
         return await self._reads.run(self._storage.calls, condition, before=before, limit=limit, inline=INLINE_BYTES)
 
     async def open_events(
@@ -274,6 +286,13 @@ class BatchService:
         if batch is None or (owner is not None and batch.owner != owner):
             raise NotFound(f"there is no batch {batch_id}")
         return batch
+
+    async def _plain_path(self, path: str, workspace_id: str | None) -> str | None:
+        root = None
+        if path.startswith("/") and workspace_id is not None:
+            workspace = await self._reads.run(self._storage.workspace, workspace_id)
+            root = None if workspace is None else workspace.root
+        return plain_path(path, root)
 
     async def _check_owner(self, workspace_id: str, owner: str | None, message: str) -> None:
         if owner is None:

@@ -127,7 +127,10 @@ class SubmitBatch:
 
 @dataclass(frozen=True, slots=True)
 class CallChange:
-    """What an event means for its call; fields that are None are left as they are."""
+    """What an event means for its call; fields that are None are left as they are.
+
+    `path` and `summary` are what an ended call is searched by (`app.domain.call_summary`).
+    """
 
     call_id: str
     status: CallStatus
@@ -137,6 +140,8 @@ class CallChange:
     result: bytes | None = None
     error: CallError | None = None
     hooks: bytes | None = None
+    path: str | None = None
+    summary: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,9 +245,9 @@ class Page(Generic[T]):
 class CallFilter:
     """Conditions are joined by AND; None does not ask. Times are milliseconds since the epoch.
 
-    `owner` is the owner of the call's batch. `since` and `until` (both inclusive) look at `queued_at`. `path` finds
-    calls whose arguments or result name this path as `path`, `file_path` or `relativePath`; `text` those whose
-    arguments or result hold it, letter by letter.
+    `owner` is the owner of the call's batch. `since` and `until` (both inclusive) look at `queued_at`. `path` and
+    `text` find ended calls: those that were about this path, in the spelling of `plain_path`, and those whose summary
+    holds this text, in the form of `comparable` (both of `app.domain.call_summary`).
     """
 
     workspace_id: str | None = None

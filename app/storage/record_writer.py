@@ -81,6 +81,7 @@ class RecordWriter:
             resolved.
         on_death: called on the loop when the thread ends by an error of its own; every future has failed by then and
             nothing can be stored any more.
+        on_group: called in the thread after each commit with the number of its writes and the seconds it took.
         ballast: given up when the disk is full and made again when there is room.
         unavailable_after: seconds without the database after which droppable writes fail.
     """
@@ -94,6 +95,7 @@ class RecordWriter:
         group_limit: int = GROUP_LIMIT,
         on_commit: Callable[[Commit], None] | None = None,
         on_death: Callable[[BaseException], None] | None = None,
+        on_group: Callable[[int, float], None] = lambda _writes, _seconds: None,
         ballast: Ballast | None = None,
         unavailable_after: float = UNAVAILABLE_SECONDS,
     ) -> None:
@@ -103,6 +105,7 @@ class RecordWriter:
         self._group_limit = group_limit
         self._on_commit = on_commit
         self._on_death = on_death
+        self._on_group = on_group
         self._ballast = ballast
         self._unavailable_after = unavailable_after
         self._queue: SimpleQueue[_Item | None] = SimpleQueue()
@@ -282,6 +285,7 @@ class RecordWriter:
         pause = FIRST_RETRY_SECONDS
         failing_since = time.monotonic()
         while self._group and not self._stopping.is_set():
+            began = time.perf_counter()
             try:
                 outcomes = self._storage.apply([item.write for item in self._group])
             except DataError as error:
@@ -300,6 +304,7 @@ class RecordWriter:
                 elif time.monotonic() - failing_since >= self._unavailable_after:
                     self._drop(StorageUnavailable(_UNAVAILABLE))
             else:
+                self._on_group(len(self._group), time.perf_counter() - began)
                 done: _Done = list(zip(self._group, outcomes, strict=True))
                 self._group.clear()
                 self._call(self._resolve, done, [(item.write, outcome) for item, outcome in done])

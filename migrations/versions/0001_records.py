@@ -11,6 +11,7 @@ depends_on = None
 _OPEN_WORKSPACE = sa.text("status IN ('active', 'deleting')")
 _KEYED = sa.text("idempotency_key IS NOT NULL")
 _UNFINISHED_BATCH = sa.text("status IN ('queued', 'running')")
+_WITH_PATH = sa.text("path IS NOT NULL")
 _FAILED_CALL = sa.text("error_code IS NOT NULL")
 
 
@@ -112,6 +113,7 @@ def upgrade() -> None:
         sa.Column("id", ascii_text, nullable=False),
         sa.Column("batch_id", ascii_text, nullable=False),
         sa.Column("workspace_id", ascii_text, nullable=False),
+        sa.Column("owner", ascii_text, nullable=False),
         sa.Column("position", sa.Integer, nullable=False),
         sa.Column("tool_call_id", ascii_text, nullable=False),
         sa.Column("tool_name", sa.LargeBinary, nullable=False),
@@ -124,6 +126,8 @@ def upgrade() -> None:
         sa.Column("duration_ms", sa.BigInteger),
         sa.Column("request_id", ascii_text, nullable=False),
         sa.Column("cancel_requested_at", sa.BigInteger),
+        sa.Column("path", sa.LargeBinary),
+        sa.Column("summary", sa.LargeBinary),
         sa.Column("hooks", sa.LargeBinary),
         sa.Column("arguments", sa.LargeBinary),
         sa.Column("result", sa.LargeBinary),
@@ -132,6 +136,14 @@ def upgrade() -> None:
     )
     op.create_index("ux_calls_batch", "calls", ["batch_id", "position"], unique=True)
     op.create_index("ix_calls_workspace", "calls", ["workspace_id", "id"])
+    op.create_index("ix_calls_owner", "calls", ["owner", "id"])
+    op.create_index(
+        "ix_calls_path",
+        "calls",
+        ["workspace_id", sa.text("substr(path, 1, 256)"), "id"],
+        sqlite_where=_WITH_PATH,
+        postgresql_where=_WITH_PATH,
+    )
     op.create_index("ix_calls_tool_call", "calls", ["tool_call_id", "id"])
     op.create_index("ix_calls_tool", "calls", [sa.text("substr(tool_name, 1, 64)"), "id"])
     op.create_index("ix_calls_status", "calls", ["status", "id"])

@@ -45,7 +45,13 @@ def test_the_record_is_queried_by_every_condition(
     assert found(client, **here, toolcall="b1") == ["b1"]
     assert found(client, **here, minduration="250") == ["b1"]
     assert found(client, **here, path="task.txt") == ["r1"]
+    assert found(client, **here, path=f"{workspace['root']}/./task.txt") == ["r1"]
+    assert found(client, **here, path="missing.txt") == ["r2"]
+    assert found(client, **here, path="x" * 4096) == []
     assert found(client, **here, q="needle-in") == ["b1"]
+    assert found(client, **here, q="STATUS:  draft") == ["r1"]
+    assert found(client, **here, q="%") == []
+    assert found(client, **here, q="_") == []
     assert found(client, **here, tool="read", status="failed") == ["r2"]
     assert found(client, **here, tool="nothing") == []
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, event, text
 
-from app.domain import json_codec
 from app.domain.batch import Batch, BatchStatus
 from app.domain.events import EventType, OutputRow, OutputStream, StoredEvent
 from app.domain.tool_call import CallError, CallStatus
@@ -102,6 +101,10 @@ def test_unfinished_batches_say_whether_a_call_was_taken_up(storage: SqlStorage,
 # -- calls ------------------------------------------------------------------------------------------------------------
 
 
+def searched(append: Append, path: str, summary: str) -> Append:
+    return replace(append, calls=[replace(change, path=path, summary=summary) for change in append.calls])
+
+
 @pytest.fixture
 def records(storage: SqlStorage, workspace: Workspace) -> list[Batch]:
     """Three batches of two calls: reads that succeeded, writes of which one failed, and queued ones."""
@@ -109,9 +112,8 @@ def records(storage: SqlStorage, workspace: Workspace) -> list[Batch]:
     writes = make_batch(workspace.id, calls=2, call_tool_name="write", call_arguments=b'{"path":"a/b.txt"}')
     queued = make_batch(workspace.id, calls=2, call_tool_name="x" * 100 + "1")
     storage.apply([submit(reads), submit(writes), submit(queued)])
-    storage.apply([starts(reads), ends(reads, 3)])
-    result = json_codec.dump({"content": [], "details": {"relativePath": "src/ü.py"}, "isError": False})
-    storage.apply([starts(writes), ends(writes, 3, result, failed=[0])])
+    storage.apply([starts(reads), searched(ends(reads, 3), "src/a.py", "read src/a.py status: draft")])
+    storage.apply([starts(writes), searched(ends(writes, 3, failed=[0]), "src/ü.py", "write 100%_ü")])
     return [reads, writes, queued]
 
 
@@ -132,12 +134,12 @@ def records(storage: SqlStorage, workspace: Workspace) -> list[Batch]:
         (CallFilter(tool_name="read", status=CallStatus.SUCCEEDED, tool_call_id="mine"), [(0, 1), (0, 0)]),
         (CallFilter(min_duration_ms=3), [(1, 1), (1, 0), (0, 1), (0, 0)]),
         (CallFilter(min_duration_ms=4), []),
-        (CallFilter(path="a/b.txt"), [(1, 1), (1, 0)]),
         (CallFilter(path="src/ü.py"), [(1, 1), (1, 0)]),
-        (CallFilter(path="b.txt"), []),
+        (CallFilter(path="src/"), []),
         (CallFilter(text="draft"), [(0, 1), (0, 0)]),
-        (CallFilter(text="module_1"), [(2, 1), (0, 1)]),
-        (CallFilter(text='"'), []),
+        (CallFilter(text="100%_ü"), [(1, 1), (1, 0)]),
+        (CallFilter(text="%"), [(1, 1), (1, 0)]),
+        (CallFilter(text="raft_"), []),
     ],
 )
 def test_calls_are_found_by_their_conditions(
@@ -384,6 +386,11 @@ LISTS: dict[str, tuple[Callable[[SqlStorage], object], str]] = {
         lambda s: s.calls(CallFilter(workspace_id="ws"), before="call_z", limit=5),
         "ix_calls_workspace",
     ),
+    "calls of an owner": (lambda s: s.calls(CallFilter(owner="o"), before="call_z", limit=5), "ix_calls_owner"),
+    "calls about a path": (
+        lambda s: s.calls(CallFilter(workspace_id="ws", path="a/b.txt"), before="call_z", limit=5),
+        "ix_calls_path",
+    ),
     "calls by the caller's id": (
         lambda s: s.calls(CallFilter(tool_call_id="x"), before="call_z", limit=5),
         "ix_calls_tool_call",
@@ -428,11 +435,24 @@ def test_open_workspaces_are_found_without_the_gone_ones(storage: SqlStorage) ->
     assert "ux_workspaces_open_root" in plan, plan
 
 
+NARROWER = (
+    CallFilter(tool_name="read"),
+    CallFilter(status=CallStatus.FAILED),
+    CallFilter(status=CallStatus.SUCCEEDED),
+    CallFilter(error_code="timeout"),
+    CallFilter(since=1, until=2),
+    CallFilter(min_duration_ms=5),
+    CallFilter(text="x"),
+)
+
+
 @pytest.mark.parametrize(
     ("condition", "index"),
     [
         (CallFilter(batch_id="batch_x"), "ux_calls_batch"),
         (CallFilter(workspace_id="ws", text="x"), "ix_calls_workspace"),
+        *((replace(condition, workspace_id="ws"), "ix_calls_workspace") for condition in NARROWER),
+        *((replace(condition, owner="o"), "ix_calls_") for condition in NARROWER),
     ],
 )
 def test_calls_that_have_to_be_sorted_or_looked_through_are_few(

@@ -518,7 +518,7 @@ def test_rows_are_as_wide_as_their_tables() -> None:
     made = {
         "workspaces": rows.workspace_row(workspace),
         "batches": rows.batch_row(batch),
-        "calls": rows.call_row(batch.calls[0]),
+        "calls": rows.call_row(batch.calls[0], "owner"),
         "large_arguments": rows.large_arguments_row(batch.calls[0]),
         "events": rows.event_row(make_event(batch.id, 1)),
         "call_output": rows.output_row(batch.id, OutputRow(1, 0, "c", "stdout", 0, 0, b"x")),

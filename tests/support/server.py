@@ -96,7 +96,7 @@ class ServerThread:
         config = uvicorn.Config(
             app, lifespan="off", ws="none", log_config=None, access_log=False, timeout_graceful_shutdown=1
         )
-        listener = _bind(self.settings)
+        listener = _bind(self.settings.host, self.settings.port)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with app.router.lifespan_context(app):
             self._server = Server(config, app.state.services)

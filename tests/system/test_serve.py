@@ -263,3 +263,22 @@ def test_after_a_kill_every_call_has_a_result_and_streams_go_on(data_dir: Path) 
 
 def _is_whole(events: list[Event]) -> bool:
     return [event.id for event in events] == list(range(1, len(events) + 1)) and events[-1].type == "batch_end"
+
+
+def test_metrics_have_a_port_of_their_own_that_needs_no_key_and_has_nothing_else(data_dir: Path) -> None:
+    environment = {"TOOLCRIB_API_KEY": KEY, "TOOLCRIB_METRICS_PORT": "0"}
+    with ServerProcess(data_dir, environment) as server:
+        said = eventually(lambda: [line for line in server.log().splitlines() if "serving_metrics" in line])
+        url = json.loads(said[0])["url"]
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/metrics", url)
+        with api_client(url.removesuffix("/metrics"), None) as client:
+            answer = client.get("/metrics")
+            assert (answer.status_code, client.head("/metrics").status_code) == (200, 200)
+            assert "toolcrib_sandbox_info" in answer.text
+            assert [client.get(path).status_code for path in ("/", "/v1/tools", "/version")] == [404, 404, 404]
+            assert client.post("/metrics").status_code == 404
+        taken = toolcrib(data_dir.with_name("other"), "serve", TOOLCRIB_METRICS_PORT=url.split(":")[2].split("/")[0])
+        assert taken.returncode == 2
+        assert "TOOLCRIB_METRICS_PORT" in taken.stderr
+        assert server.stop() == 0
+        assert "Traceback" not in server.log()

@@ -70,8 +70,20 @@ async def list_calls(
     status: Annotated[CallStatus | None, Query()] = None,
     error: Annotated[ErrorCode | None, Query(description="`error.code`.")] = None,
     toolcall: Annotated[Visible | None, Query(description="Your own id, `toolCallId`.")] = None,
-    path: Annotated[Line | None, Query(description="A path that arguments or result name.")] = None,
-    q: Annotated[Line | None, Query(description="A text that stands in a string of arguments or result.")] = None,
+    path: Annotated[
+        Line | None,
+        Query(
+            description="The path an ended call was about, relative to the workspace's root; an absolute one is "
+            "understood together with `workspace`."
+        ),
+    ] = None,
+    q: Annotated[
+        Line | None,
+        Query(
+            description="A text in the summary of an ended call: its tool, its path, command or pattern, and the first "
+            "text of its result. Case does not count."
+        ),
+    ] = None,
     since: Annotated[Time | None, Query(description="Queued at this time or later.")] = None,
     until: Annotated[Time | None, Query(description="Queued at this time or earlier.")] = None,
     minduration: Annotated[int | None, Query(ge=0, le=2**53, description="Ran for this many ms or longer.")] = None,

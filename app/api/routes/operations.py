@@ -6,11 +6,12 @@ from typing import Final
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
-from app.api.dependencies import services_of
+from app.api.dependencies import Admin, services_of
 from app.api.errors import NotReady
-from app.api.openapi import problems
+from app.api.openapi import at_every_route, problems
 from app.api.schemas import HealthBody, ReadyBody, VersionBody
 from app.api.wire import json_response
+from app.telemetry.metrics import CONTENT_TYPE
 
 router = APIRouter(tags=["operations"])
 
@@ -85,6 +86,19 @@ async def get_version(request: Request) -> Response:
             "tools": list(services.tools.names),
         }
     )
+
+
+@router.get(
+    "/metrics",
+    operation_id="getMetrics",
+    summary="Metrics for Prometheus; needs the scope admin",
+    description="The text format of Prometheus, version 0.0.4. docs/operations.md has every series.",
+    response_model=None,
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **at_every_route()},
+)
+async def get_metrics(request: Request, _caller: Admin) -> Response:
+    return Response(await services_of(request).metrics.scrape(), 200, media_type=CONTENT_TYPE)
 
 
 @router.get("/openapi.json", include_in_schema=False)

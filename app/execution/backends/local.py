@@ -1,6 +1,7 @@
 """The backend in this process: batches wait per workspace in order and are taken up round robin between workspaces."""
 
 import asyncio
+import contextvars
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ class _Job:
     ended: asyncio.Future[None]
     control: BatchControl = field(default_factory=BatchControl)
     running: bool = False
+    # Of the request that submitted it, whoever starts it in the end: what a trace hangs on.
+    context: contextvars.Context = field(default_factory=contextvars.copy_context)
 
 
 class LocalBackend:
@@ -144,7 +147,7 @@ class LocalBackend:
         if takes_place:
             self._places += 1
             self._running[workspace_id] = self._running.get(workspace_id, 0) + 1
-        task = asyncio.create_task(self._run(job), name=f"batch {job.batch.id}")
+        task = asyncio.create_task(self._run(job), name=f"batch {job.batch.id}", context=job.context)
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._done(done, job, takes_place=takes_place))
 

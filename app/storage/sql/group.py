@@ -171,6 +171,8 @@ _CALL_COLUMNS: Final = (
     "finished_at",
     "duration_ms",
     "result",
+    "path",
+    "summary",
     "hooks",
     "error_code",
     "error_message",
@@ -360,6 +362,8 @@ class _Plan:
             "v_duration_ms": change.duration_ms,
             "v_result": change.result,
             "v_hooks": change.hooks,
+            "v_path": None if change.path is None else change.path.encode(),
+            "v_summary": None if change.summary is None else change.summary.encode(),
         }
         values |= {name: value for name, value in optional.items() if value is not None}
         if change.error is not None:
@@ -387,7 +391,7 @@ class _Plan:
         _note_key(write, batch.id, self._made_batches)
         workspace.touched_at = max(workspace.touched_at, batch.created_at)
         self._new_batches.append(rows.batch_row(batch, write.idempotency))
-        self._new_calls += map(rows.call_row, batch.calls)
+        self._new_calls += [rows.call_row(call, batch.owner) for call in batch.calls]
         self._new_arguments += map(rows.large_arguments_row, filter(rows.has_large_arguments, batch.calls))
         self._new_events.append(rows.event_row(write.start))
         for call in batch.calls:

@@ -13,11 +13,9 @@ from sqlalchemy import (
     Select,
     bindparam,
     case,
-    exists,
     func,
     literal,
     literal_column,
-    or_,
     select,
     text,
 )
@@ -25,16 +23,16 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-from app.domain import json_codec
 from app.domain.batch import Batch, BatchStatus
 from app.domain.events import EventType, OutputRow, OutputStream, StoredEvent
 from app.domain.ids import first_id
-from app.domain.tool_call import CallRecord
+from app.domain.tool_call import CallRecord, CallStatus
 from app.domain.workspace import Workspace, WorkspaceStatus
 from app.storage.base import ApiKey, CallFilter, Made, OutputExtent, Page, UnfinishedBatch
 from app.storage.sql import rows
 from app.storage.sql.schema import (
     OPEN_WORKSPACE,
+    PATH_KEY_BYTES,
     TOOL_KEY_BYTES,
     UNFINISHED_BATCH,
     api_keys,
@@ -98,6 +96,7 @@ def _selection(condition: ColumnElement[bool], order: ColumnElement[Any]) -> _Ca
 _OF_BATCH: Final = _selection(calls.c.batch_id == bindparam("batch_id"), calls.c.position.asc())
 _BY_IDS: Final = _selection(calls.c.id.in_(bindparam("ids", expanding=True)), calls.c.id.desc())
 _tool_key: Final = literal_column(f"substr(calls.tool_name, 1, {TOOL_KEY_BYTES})", LargeBinary)
+_path_key: Final = literal_column(f"substr(calls.path, 1, {PATH_KEY_BYTES})", LargeBinary)
 
 _WORKSPACE: Final = select(workspaces).where(workspaces.c.id == bindparam("id"))
 _BATCH: Final = select(batches).where(batches.c.id == bindparam("id"))
@@ -248,43 +247,43 @@ def _conditions(condition: CallFilter) -> tuple[list[ColumnElement[bool]], list[
         indexed.append([calls.c.batch_id == condition.batch_id])
     if condition.tool_call_id is not None:
         indexed.append([calls.c.tool_call_id == condition.tool_call_id])
+    path = _path_conditions(condition.path)
+    if condition.workspace_id is not None:
+        # A workspace has fewer calls than a status or a tool; with a path its index holds just those.
+        indexed.append([calls.c.workspace_id == condition.workspace_id, *path])
     if condition.error_code is not None:
         indexed.append([calls.c.error_code == condition.error_code])
-    if condition.status is not None and condition.status.value != "succeeded":
+    if condition.status is not None and condition.status is not CallStatus.SUCCEEDED:
         indexed.append([calls.c.status == condition.status.value])
-    if condition.workspace_id is not None:
-        indexed.append([calls.c.workspace_id == condition.workspace_id])
+    if condition.owner is not None:
+        indexed.append([calls.c.owner == condition.owner])
     if condition.tool_name is not None:
         name = condition.tool_name.encode()
         indexed.append([_tool_key == name[:TOOL_KEY_BYTES], calls.c.tool_name == name])
-    if condition.status is not None and condition.status.value == "succeeded":
+    if condition.status is CallStatus.SUCCEEDED:
         indexed.append([calls.c.status == condition.status.value])
     narrow = indexed[0] if indexed else []
     rest = [part for parts in indexed[1:] for part in parts]
+    if condition.workspace_id is None:
+        rest += path
     if condition.until is not None:
         narrow = [*narrow, calls.c.id < first_id("call", condition.until + CLOCK_SLACK_MS)]
         rest.append(calls.c.queued_at <= condition.until)
     if condition.since is not None:
         narrow = [*narrow, calls.c.id >= first_id("call", condition.since - CLOCK_SLACK_MS)]
         rest.append(calls.c.queued_at >= condition.since)
-    if condition.owner is not None:
-        rest.append(exists().where(batches.c.id == calls.c.batch_id, batches.c.owner == condition.owner))
     if condition.min_duration_ms is not None:
         rest.append(calls.c.duration_ms >= condition.min_duration_ms)
-    if condition.path is not None:
-        value = json_codec.dump(condition.path)
-        rest.append(
-            or_(
-                _holds(_arguments, b'"path":' + value),
-                _holds(_arguments, b'"file_path":' + value),
-                _holds(calls.c.result, b'"path":' + value),
-                _holds(calls.c.result, b'"relativePath":' + value),
-            )
-        )
     if condition.text is not None:
-        value = json_codec.dump(condition.text)[1:-1]
-        rest.append(or_(_holds(_arguments, value), _holds(calls.c.result, value)))
+        rest.append(_Holds(calls.c.summary, literal(condition.text.encode(), LargeBinary)))
     return narrow, rest
+
+
+def _path_conditions(path: str | None) -> list[ColumnElement[bool]]:
+    if path is None:
+        return []
+    value = path.encode()
+    return [_path_key == value[:PATH_KEY_BYTES], calls.c.path == value]
 
 
 class _Holds(FunctionElement[bool]):
@@ -303,10 +302,6 @@ def _holds_sqlite(element: _Holds, compiler: SQLCompiler, **options: Any) -> str
 def _holds_postgresql(element: _Holds, compiler: SQLCompiler, **options: Any) -> str:
     value, part = element.clauses
     return f"position({compiler.process(part, **options)} IN {compiler.process(value, **options)}) > 0"
-
-
-def _holds(column: ColumnElement[bytes], part: bytes) -> _Holds:
-    return _Holds(column, literal(part, LargeBinary))
 
 
 def _call_records(

@@ -145,12 +145,13 @@ def batch(row: Any, calls: Sequence[CallRecord] = ()) -> Batch:
     )
 
 
-def call_row(call: CallRecord) -> RowValues:
+def call_row(call: CallRecord, owner: str) -> RowValues:
     error = call.error
     return (
         call.id,
         call.batch_id,
         call.workspace_id,
+        owner,
         call.index,
         call.tool_call_id,
         call.tool_name.encode(),
@@ -163,6 +164,8 @@ def call_row(call: CallRecord) -> RowValues:
         call.duration_ms,
         call.request_id,
         call.cancel_requested_at,
+        None,
+        None,
         call.hooks,
         None if has_large_arguments(call) else call.arguments,
         call.result,

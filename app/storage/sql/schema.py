@@ -30,6 +30,9 @@ from sqlalchemy import (
 TOOL_KEY_BYTES: Final = 64
 """How much of a tool's name is indexed: a caller may call a tool by a name of any length."""
 
+PATH_KEY_BYTES: Final = 256
+"""How much of the path of a call is indexed."""
+
 ROOT_MAX_BYTES: Final = 2000
 """Longest root: an index entry of Postgres holds little more."""
 
@@ -38,6 +41,7 @@ LARGE_ARGUMENTS_BYTES: Final = 2000
 
 OPEN_WORKSPACE: Final = "status IN ('active', 'deleting')"
 KEYED: Final = "idempotency_key IS NOT NULL"
+WITH_PATH: Final = "path IS NOT NULL"
 UNFINISHED_BATCH: Final = "status IN ('queued', 'running')"
 
 metadata = MetaData(
@@ -148,6 +152,8 @@ calls = Table(
     Column("id", _ascii, primary_key=True),
     Column("batch_id", _ascii, ForeignKey("batches.id"), nullable=False),
     Column("workspace_id", _ascii, nullable=False),
+    # That of the batch: a list of one owner's calls walks an index.
+    Column("owner", _ascii, nullable=False),
     Column("position", Integer, nullable=False),
     Column("tool_call_id", _ascii, nullable=False),
     Column("tool_name", LargeBinary, nullable=False),
@@ -160,6 +166,9 @@ calls = Table(
     Column("duration_ms", BigInteger),
     Column("request_id", _ascii, nullable=False),
     Column("cancel_requested_at", BigInteger),
+    # What an ended call is searched by, as `app.domain.call_summary` makes it.
+    Column("path", LargeBinary),
+    Column("summary", LargeBinary),
     Column("hooks", LargeBinary),
     # Null: they are in large_arguments.
     Column("arguments", LargeBinary),
@@ -168,6 +177,16 @@ calls = Table(
 )
 Index("ux_calls_batch", calls.c.batch_id, calls.c.position, unique=True)
 Index("ix_calls_workspace", calls.c.workspace_id, calls.c.id)
+Index("ix_calls_owner", calls.c.owner, calls.c.id)
+# Of one workspace: thousands of them have a README.md.
+Index(
+    "ix_calls_path",
+    calls.c.workspace_id,
+    text(f"substr(path, 1, {PATH_KEY_BYTES})"),
+    calls.c.id,
+    sqlite_where=text(WITH_PATH),
+    postgresql_where=text(WITH_PATH),
+)
 Index("ix_calls_tool_call", calls.c.tool_call_id, calls.c.id)
 Index("ix_calls_tool", text(f"substr(tool_name, 1, {TOOL_KEY_BYTES})"), calls.c.id)
 Index("ix_calls_status", calls.c.status, calls.c.id)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from app.telemetry import LogFormat, configure_logging
+from app.telemetry.logs import LogFormat, configure_logging
 
 
 @pytest.fixture(autouse=True)
