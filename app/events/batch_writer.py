@@ -26,6 +26,7 @@ from app.events.frames import (
     trim_json,
     valid_json,
 )
+from app.events.recall import Recall
 from app.storage.base import Append, BatchChange, CallChange, Refused, WriteOutcome
 from app.storage.record_writer import RecordWriter
 from app.tools.base import OutputDelta, PartialResult, ToolUpdate
@@ -96,6 +97,7 @@ class BatchWriter:
         self._capture_bytes = capture_bytes
         self._on_fenced = on_fenced
         self._on_gap = on_gap
+        self._recall = Recall(batch)
         self._seq = batch.last_seq
         self._started_at = batch.started_at
         self._calls: dict[str, _CallState] = {}
@@ -118,7 +120,7 @@ class BatchWriter:
         if self._started_at is None:
             self._started_at = at
             self._change = BatchChange(BatchStatus.RUNNING, effective_mode=mode, started_at=at)
-        self._changes.append(CallChange(call.id, CallStatus.RUNNING, started_at=at))
+        self._change_call(CallChange(call.id, CallStatus.RUNNING, started_at=at))
         self._add(EventType.TOOL_EXECUTION_START, at, call, _arguments(call))
         self._submit_soon()
 
@@ -174,7 +176,7 @@ class BatchWriter:
         }
         if truncated:
             members |= {"resultTruncated": True, "resultUrl": f"/v1/calls/{call.id}"}
-        self._changes.append(
+        self._change_call(
             CallChange(
                 call.id,
                 outcome.status,
@@ -215,8 +217,17 @@ class BatchWriter:
             "terminate": terminate,
         }
         self._append(EventType.BATCH_END, at, None, members)
+        self._recall.end(self._change, self._seq)
         self._submit()
         await self._committed()
+
+    @property
+    def ended_batch(self) -> Batch | None:
+        """The batch as its rows say after its end, with its calls; None when it is too large to be kept in memory.
+
+        Requests to cancel are written by others and not in it.
+        """
+        return self._recall.batch
 
     @property
     def failure(self) -> BaseException | None:
@@ -368,6 +379,10 @@ class BatchWriter:
     def _add(self, event_type: EventType, at: int, call: ToolCall, members: Mapping[str, Any]) -> None:
         named = {"callId": call.id, "toolCallId": call.tool_call_id, "toolName": call.tool_name, **members}
         self._append(event_type, at, call.id, named)
+
+    def _change_call(self, change: CallChange) -> None:
+        self._changes.append(change)
+        self._recall.change_call(change)
 
     def _append(self, event_type: EventType, at: int, call_id: str | None, members: Mapping[str, Any]) -> None:
         self._seq += 1

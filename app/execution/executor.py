@@ -67,6 +67,11 @@ class BatchControl:
     _signals: dict[str, AbortSignal] = field(default_factory=dict)
     _cancelled: set[str] = field(default_factory=set)
 
+    @property
+    def asked(self) -> bool:
+        """Whether the batch or any call of it was told to stop."""
+        return self.reason is not None or bool(self._cancelled)
+
     def abort(self, reason: AbortReason) -> None:
         """Stop the batch: running calls are aborted, the others do not start. The first reason stays."""
         if self.reason is None:

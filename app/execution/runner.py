@@ -59,15 +59,23 @@ class BatchRunner:
         self._tools = tools
         self._observe = observe
 
-    async def run(self, batch: Batch, control: BatchControl) -> None:
+    async def run(self, batch: Batch, control: BatchControl, workspace: Workspace | None = None) -> Batch | None:
         """Run one batch to its end and return when that is stored.
 
         A batch that another owner has taken over is stopped and left to it.
+
+        Args:
+            batch: the row as it was accepted or claimed, with its calls.
+            control: how the batch is stopped.
+            workspace: the workspace as it is now; None when it has to be read.
+
+        Returns:
+            The batch as its rows say now, or None when only they can tell.
         """
-        found = await self._reads.run_patiently(self._storage.workspace, batch.workspace_id)
-        if found is None:  # the foreign key forbids it
+        if workspace is None:
+            workspace = await self._reads.run_patiently(self._storage.workspace, batch.workspace_id)
+        if workspace is None:  # the foreign key forbids it
             raise LookupError(f"batch {batch.id} has no workspace")
-        workspace = found
         waited = max(0, now_ms() - batch.created_at) / 1000
         observer = self._observe(
             BatchFacts(batch.id, workspace.id, batch.request_id, batch.execution_mode, len(batch.calls), waited)
@@ -83,14 +91,16 @@ class BatchRunner:
             await self._run(batch, workspace, control, writer, observer)
         except Fenced:
             _log.warning("batch_fenced", batch_id=batch.id)
-            if writer.failure is None or isinstance(writer.failure, Fenced):
-                return
-            await self._end(batch)
+            if writer.failure is not None and not isinstance(writer.failure, Fenced):
+                await self._end(batch)
+            return None
         except Exception:  # noqa: BLE001 - whatever it is, the batch ends
             _log.exception("batch_failed", batch_id=batch.id)
             await self._end(batch)
+            return None
         finally:
             observer.close()
+        return None if control.asked else writer.ended_batch
 
     async def _end(self, batch: Batch) -> None:
         # A row could not be stored, or there is a bug here: the batch is still this process's and has to end.

@@ -127,10 +127,10 @@ class BatchService:
 
         def take_up(stored: asyncio.Future[WriteOutcome]) -> None:
             # Not after the await: a caller that goes away meanwhile must not leave an accepted batch lying.
-            applied = not stored.cancelled() and stored.exception() is None and isinstance(stored.result(), Applied)
-            if applied:
-                self._backend.submit(batch)
-            self._backend.release(batch, name, accepted=applied)
+            outcome = None if stored.cancelled() or stored.exception() is not None else stored.result()
+            if isinstance(outcome, Applied):
+                self._backend.submit(batch, outcome.workspace)
+            self._backend.release(batch, name, accepted=isinstance(outcome, Applied))
 
         stored = self._records.submit(SubmitBatch(batch, start, idempotency), droppable=True)
         stored.add_done_callback(take_up)
@@ -153,7 +153,9 @@ class BatchService:
         """
         if wait > 0:
             if self._backend.is_local(batch_id):
-                await self._backend.wait(batch_id, wait)
+                ended = await self._backend.outcome(batch_id, wait)
+                if ended is not None and _seen_by(ended, owner):
+                    return ended
             else:
                 await self._log.wait_terminal(batch_id, wait)
         return await self._batch(batch_id, owner, calls=True)
@@ -283,7 +285,7 @@ class BatchService:
 
     async def _batch(self, batch_id: str, owner: str | None, *, calls: bool) -> Batch:
         batch = await self._reads.run(self._storage.batch, batch_id, calls=calls, inline=INLINE_BYTES)
-        if batch is None or (owner is not None and batch.owner != owner):
+        if batch is None or not _seen_by(batch, owner):
             raise NotFound(f"there is no batch {batch_id}")
         return batch
 
@@ -300,6 +302,10 @@ class BatchService:
         workspace = await self._reads.run(self._storage.workspace, workspace_id)
         if workspace is None or workspace.owner != owner:
             raise NotFound(message)
+
+
+def _seen_by(batch: Batch, owner: str | None) -> bool:
+    return owner is None or batch.owner == owner
 
 
 def _accepted(workspace_id: str, request: BatchRequest, owner: str, request_id: str) -> tuple[Batch, StoredEvent]:

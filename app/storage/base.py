@@ -23,7 +23,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The write was committed, now or by an earlier attempt whose reply was lost."""
+    """The write was committed, now or by an earlier attempt whose reply was lost.
+
+    `workspace` is that of a SubmitBatch, as the transaction saw it; None when only its row can tell.
+    """
+
+    workspace: Workspace | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

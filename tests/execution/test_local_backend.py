@@ -1,7 +1,7 @@
 """Batches of this process: taken up in turn, stopped when told, ended exactly once, recovered after a crash."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,16 +11,17 @@ from app.domain.abort import Aborted, AbortReason, AbortSignal
 from app.domain.batch import Batch, BatchStatus
 from app.domain.tool_call import ToolResult
 from app.domain.workspace import Workspace
-from app.errors import ErrorCode, Overloaded, WorkspaceGone
+from app.errors import ErrorCode, NotFound, Overloaded, ToolError, WorkspaceGone
 from app.events.batch_writer import BatchWriter
+from app.events.recall import RECALL_MAX_BYTES
 from app.execution.backends.local import LocalBackend
 from app.execution.executor import stopped
 from app.execution.finalizer import Finalizer
 from app.execution.recovery import Recovered, recover
 from app.execution.runner import BatchRunner
-from app.hooks.base import HookChain
+from app.hooks.base import BeforeContext, Hook, HookChain
 from app.services.batches import BatchRequest, BatchService, CallRequest
-from app.storage.base import OperationalError, RequestCancel, SetWorkspaceStatus
+from app.storage.base import Applied, OperationalError, RequestCancel, SetWorkspaceStatus, UpdateWorkspace
 from app.tools.base import AgentTool
 from tests.support.calls import ScriptedTool, answer
 from tests.support.eventing import Records, frames, recording
@@ -57,7 +58,7 @@ class Gate:
 
 @asynccontextmanager
 async def serving(
-    records: Records, *tools: AgentTool, **limits: int
+    records: Records, *tools: AgentTool, hooks: Sequence[Hook] = (), **limits: int
 ) -> AsyncIterator[tuple[LocalBackend, BatchService, Finalizer]]:
     finalizer = Finalizer(records.storage, records.reads, records.writer)
     table: Mapping[str, AgentTool] = {tool.name: tool for tool in tools}
@@ -66,7 +67,7 @@ async def serving(
         reads=records.reads,
         records=records.writer,
         finalizer=finalizer,
-        hooks=HookChain([]),
+        hooks=HookChain(hooks),
         tools=lambda _workspace, _url: table,
     )
     backend = LocalBackend(runner, **limits)
@@ -291,9 +292,10 @@ async def test_a_batch_ends_even_when_running_it_fails_by_a_bug(storage):
 async def test_a_batch_waits_for_a_database_that_is_away(storage):
     async with recording(storage) as records:
         gate = Gate()
-        gate.open.set()
-        async with serving(records, ScriptedTool("gate", gate.run)) as (_, service, _):
+        async with serving(records, ScriptedTool("gate", gate.run), running=1) as (_, service, _):
             workspace = await records.workspace()
+            await submit(service, workspace, "first")
+            await gate.until(1)
             away = [True, True]
             read = storage.workspace
 
@@ -305,5 +307,55 @@ async def test_a_batch_waits_for_a_database_that_is_away(storage):
 
             storage.workspace = sometimes
             batch = await submit(service, workspace, "a")
+            gate.open.set()
             done = await service.get(batch.id, owner=None, wait=60)
         assert (done.status, away) == (BatchStatus.COMPLETED, [])
+
+
+async def test_a_batch_that_waited_runs_with_the_workspace_as_it_is_when_it_starts(storage):
+    async with recording(storage) as records:
+        gate = Gate()
+        seen: list[bool] = []
+
+        class Watching(Hook):
+            name = "watching"
+
+            async def before_tool_call(self, context: BeforeContext) -> None:
+                seen.append(context.workspace.trusted)
+
+        async with serving(records, ScriptedTool("gate", gate.run), hooks=[Watching()], running=1) as (_, service, _):
+            workspace = await records.workspace()
+            await submit(service, workspace, "first")
+            await gate.until(1)
+            waiting = await submit(service, workspace, "waiting")
+            assert await records.writer.write(UpdateWorkspace(workspace.id, trusted=False)) == Applied()
+            gate.open.set()
+            await service.get(waiting.id, owner=None, wait=60)
+        assert seen == [True, False]
+
+
+@pytest.mark.parametrize("size", [10, RECALL_MAX_BYTES], ids=["from memory", "from its rows"])
+async def test_the_answer_to_a_wait_is_what_the_rows_say(storage, size):
+    async def run(_id: str, args: dict[str, Any], _signal: AbortSignal, _update: Any) -> ToolResult:
+        if args["n"] == "bad":
+            raise ToolError(ErrorCode.NO_MATCH, "no")
+        return answer("x" * size)
+
+    async with recording(storage) as records, serving(records, ScriptedTool("gate", run)) as (_, service, _):
+        workspace = await records.workspace()
+        batch = await submit(service, workspace, "good", "bad", metadata={"agent": "x"}, on_error="stop")
+        done = await service.get(batch.id, owner=None, wait=60)
+        stored = storage.batch(batch.id)
+        assert done == stored
+        sizes = [[(call.arguments_bytes, call.result_bytes) for call in each.calls] for each in (done, stored)]
+        assert sizes[0] == sizes[1]
+
+
+async def test_a_wait_for_another_owners_batch_finds_nothing_although_it_is_at_hand(storage):
+    async with recording(storage) as records:
+        gate = Gate()
+        gate.open.set()
+        async with serving(records, ScriptedTool("gate", gate.run)) as (_, service, _):
+            batch = await submit(service, await records.workspace(), "a")
+            with pytest.raises(NotFound):
+                await service.get(batch.id, owner="another", wait=60)

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from app.domain.abort import AbortReason
 from app.domain.batch import Batch
+from app.domain.workspace import Workspace
 
 
 class Backend(Protocol):
@@ -24,8 +25,11 @@ class Backend(Protocol):
         """End a reservation; `accepted`: the batch was stored and submitted, and keeps its place."""
         ...
 
-    def submit(self, batch: Batch) -> None:
-        """Take up a batch this process owns (`epoch` and `last_seq` as stored, calls included)."""
+    def submit(self, batch: Batch, workspace: Workspace | None = None) -> None:
+        """Take up a batch this process owns (`epoch` and `last_seq` as stored, calls included).
+
+        `workspace` is its workspace as it is now, when that is at hand; a batch that has to wait does not use it.
+        """
         ...
 
     def is_local(self, batch_id: str) -> bool:
@@ -38,6 +42,10 @@ class Backend(Protocol):
 
     async def wait(self, batch_id: str, seconds: float) -> bool:
         """Wait until a local batch has ended and its end is stored, at most `seconds`; False when it has not."""
+        ...
+
+    async def outcome(self, batch_id: str, seconds: float) -> Batch | None:
+        """Wait as `wait` does; return the batch as its rows say now, or None when only they can tell."""
         ...
 
     async def drain(self, grace: float) -> None:

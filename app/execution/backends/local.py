@@ -11,6 +11,7 @@ import structlog
 
 from app.domain.abort import AbortReason
 from app.domain.batch import Batch
+from app.domain.workspace import Workspace
 from app.execution.backends.admission import Admission
 from app.execution.executor import BatchControl
 from app.execution.runner import BatchRunner
@@ -26,7 +27,8 @@ class _Job:
     """A batch of this process, from its acceptance to its stored end."""
 
     batch: Batch
-    ended: asyncio.Future[None]
+    ended: asyncio.Future[Batch | None]
+    workspace: Workspace | None
     control: BatchControl = field(default_factory=BatchControl)
     running: bool = False
     # Of the request that submitted it, whoever starts it in the end: what a trace hangs on.
@@ -59,7 +61,7 @@ class LocalBackend:
         self._queues: dict[str, deque[_Job]] = {}
         self._turns: deque[str] = deque()
         self._running: dict[str, int] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Batch | None]] = set()
         self._places = 0
 
     @property
@@ -78,15 +80,17 @@ class LocalBackend:
     def release(self, batch: Batch, request: Hashable | None = None, *, accepted: bool) -> None:
         self._admission.release(batch, request, accepted=accepted)
 
-    def submit(self, batch: Batch) -> None:
+    def submit(self, batch: Batch, workspace: Workspace | None = None) -> None:
         self._admission.enter(batch)
-        job = _Job(batch, asyncio.get_running_loop().create_future())
+        job = _Job(batch, asyncio.get_running_loop().create_future(), workspace)
         self._jobs[batch.id] = job
         if batch.workspace_id not in self._queues:
             self._queues[batch.workspace_id] = deque()
             self._turns.append(batch.workspace_id)
         self._queues[batch.workspace_id].append(job)
         self._take_up()
+        if not job.running:
+            job.workspace = None  # it may change while the batch waits
 
     def is_local(self, batch_id: str) -> bool:
         return batch_id in self._jobs
@@ -106,6 +110,13 @@ class LocalBackend:
             return True
         await asyncio.wait([job.ended], timeout=seconds)
         return job.ended.done()
+
+    async def outcome(self, batch_id: str, seconds: float) -> Batch | None:
+        job = self._jobs.get(batch_id)
+        if job is None:
+            return None
+        await asyncio.wait([job.ended], timeout=seconds)
+        return job.ended.result() if job.ended.done() else None
 
     async def drain(self, grace: float) -> None:
         if self._jobs and grace > 0:
@@ -151,17 +162,17 @@ class LocalBackend:
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._done(done, job, takes_place=takes_place))
 
-    async def _run(self, job: _Job) -> None:
+    async def _run(self, job: _Job) -> Batch | None:
         with structlog.contextvars.bound_contextvars(batch_id=job.batch.id, request_id=job.batch.request_id):
-            await self._runner.run(job.batch, job.control)
+            return await self._runner.run(job.batch, job.control, job.workspace)
 
-    def _done(self, task: asyncio.Task[None], job: _Job, *, takes_place: bool) -> None:
+    def _done(self, task: asyncio.Task[Batch | None], job: _Job, *, takes_place: bool) -> None:
         self._tasks.discard(task)
         self._jobs.pop(job.batch.id, None)
         self._admission.leave(job.batch.id)
-        if not job.ended.done():
-            job.ended.set_result(None)
         error = None if task.cancelled() else task.exception()
+        if not job.ended.done():
+            job.ended.set_result(None if task.cancelled() or error is not None else task.result())
         if error is not None:
             _log.error("batch_runner_failed", batch_id=job.batch.id, exc_info=error)
         if takes_place:

@@ -8,6 +8,7 @@ in one order (workspaces before batches before calls, each by id) so that two pr
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Final
 
 from sqlalchemy import Connection, bindparam, func, select, text, union_all, update
@@ -81,11 +82,7 @@ _SELECT_BATCHES: Final = (
     .order_by(batches.c.id)
     .with_for_update(key_share=True)
 )
-_SELECT_WORKSPACES: Final = (
-    select(workspaces.c.id, workspaces.c.created_at, workspaces.c.root, workspaces.c.status)
-    .order_by(workspaces.c.id)
-    .with_for_update(key_share=True)
-)
+_SELECT_WORKSPACES: Final = select(workspaces).order_by(workspaces.c.id).with_for_update(key_share=True)
 _SELECT_CALLS: Final = (
     select(calls.c.id, calls.c.batch_id, calls.c.status, calls.c.cancel_requested_at)
     .order_by(calls.c.id)
@@ -161,8 +158,10 @@ class GroupWriter:
         plan = _Plan(self, connection, group)
         outcomes = [plan.decide(write) for write in group]
         plan.write()
-        return outcomes
+        return [plan.told(write, outcome) for write, outcome in zip(group, outcomes, strict=True)]
 
+
+_WORKSPACE_COLUMNS: Final = tuple(workspaces.columns.keys())
 
 _BATCH_FIELDS: Final = ("status", "effective_mode", "started_at", "finished_at", "has_errors", "terminate")
 _CALL_COLUMNS: Final = (
@@ -207,9 +206,13 @@ class _WorkspaceState:
     created_at: int
     root: bytes
     status: str
-    new: bool = False
+    stored: SimpleNamespace | None = None
     touched_at: int = 0
     changes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def new(self) -> bool:
+        return self.stored is None
 
 
 @dataclass(slots=True)
@@ -276,7 +279,8 @@ class _Plan:
             self._connection.execute(select(func.pg_advisory_xact_lock(_ROOTS_LOCK)))
         find = self._writer
         self._workspaces = {
-            row[0]: _WorkspaceState(*row) for row in find.find_workspaces.run(self._cursor, workspace_ids)
+            row.id: _WorkspaceState(row.id, row.created_at, row.root, row.status, stored=row)
+            for row in map(_workspace_row, find.find_workspaces.run(self._cursor, workspace_ids))
         }
         self._batches = {row[0]: _BatchState(*row) for row in find.find_batches.run(self._cursor, batch_ids)}
         self._calls = {row[0]: _CallState(*row) for row in find.find_calls.run(self._cursor, call_ids)}
@@ -307,6 +311,15 @@ class _Plan:
                 return self._set_workspace_status(write)
             case CreateKey():
                 return self._create_key(write)
+
+    def told(self, write: Write, outcome: WriteOutcome) -> WriteOutcome:
+        """Return an outcome with what the caller would have to read otherwise."""
+        if not isinstance(write, SubmitBatch) or outcome is not APPLIED:
+            return outcome
+        workspace = self._workspaces.get(write.batch.workspace_id)
+        if workspace is None or workspace.stored is None or workspace.changes:
+            return outcome
+        return Applied(rows.workspace(workspace.stored))
 
     def _append(self, write: Append) -> WriteOutcome:
         batch = self._batches.get(write.batch_id)
@@ -470,7 +483,7 @@ class _Plan:
         _note_key(write, workspace.id, self._made_workspaces)
         self._new_workspaces.append(row)
         self._workspaces[workspace.id] = _WorkspaceState(
-            workspace.id, workspace.created_at, root, workspace.status.value, new=True
+            workspace.id, workspace.created_at, root, workspace.status.value
         )
         return APPLIED
 
@@ -598,6 +611,10 @@ class _Plan:
         if matched != len(advanced) + len(changed):
             # The fence itself. The rows are locked, so only a database that does not keep its word gets here.
             raise OperationalError("a batch moved on while the group was applied", "busy")
+
+
+def _workspace_row(values: Sequence[Any]) -> SimpleNamespace:
+    return SimpleNamespace(**dict(zip(_WORKSPACE_COLUMNS, values, strict=True)))
 
 
 def _scoped_key(write: SubmitBatch | CreateWorkspace) -> str | None:

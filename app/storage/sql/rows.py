@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from app.domain import json_codec
@@ -18,6 +19,7 @@ RowValues: TypeAlias = "tuple[str | bytes | int | bool | None, ...]"
 """The columns of one row, in the order of its table in `app.storage.sql.schema`."""
 
 _SIGN: Final = 1 << 63
+COMMON_OPTIONS_BYTES: Final = 1024
 
 
 def signed(number: int) -> int:
@@ -68,6 +70,7 @@ def options_value(options: WorkspaceOptions) -> bytes:
 
 
 def workspace(row: Any) -> Workspace:
+    """Return the workspace of a row, SQLAlchemy's or the driver's own, which keeps booleans as numbers."""
     return Workspace(
         id=row.id,
         owner=row.owner,
@@ -75,15 +78,27 @@ def workspace(row: Any) -> Workspace:
         root=os.fsdecode(row.root),
         root_device=unsigned(row.root_device),
         root_inode=unsigned(row.root_inode),
-        managed=row.managed,
-        trusted=row.trusted,
-        options=WorkspaceOptions.from_json(json_codec.parse(row.options)),
+        managed=bool(row.managed),
+        trusted=bool(row.trusted),
+        options=_options(row.options),
         metadata=json_codec.parse(row.metadata),
         status=WorkspaceStatus(row.status),
         created_at=row.created_at,
         last_used_at=row.last_used_at,
         expires_at=row.expires_at,
     )
+
+
+def _options(value: bytes) -> WorkspaceOptions:
+    # Workspaces are read for every batch, and most have the same few options.
+    return _common_options(value) if len(value) <= COMMON_OPTIONS_BYTES else _parsed_options(value)
+
+
+def _parsed_options(value: bytes) -> WorkspaceOptions:
+    return WorkspaceOptions.from_json(json_codec.parse(value))
+
+
+_common_options: Final = lru_cache(maxsize=256)(_parsed_options)
 
 
 def batch_row(batch: Batch, idempotency: IdempotencyKey | None = None) -> RowValues:
