@@ -27,6 +27,7 @@ from bench.http_client import encode_request
 from bench.large_file import large_file
 from bench.report import Figure
 from bench.servers import API_KEY, Server, floor, popen_milliseconds, toolcrib
+from bench.subscribers import subscribers
 
 AUTHORIZATION = {"authorization": f"Bearer {API_KEY}"}
 MEBIBYTE = 1024 * 1024
@@ -42,10 +43,30 @@ class Scale:
     output_bytes: int
     text_lines: int
     text_offset: int
+    subscribers: int
+    stream_seconds: float
 
 
-FULL = Scale(rounds=5, seconds=2, repeats=20, output_bytes=1_000_000_000, text_lines=3_040_000, text_offset=2_900_000)
-QUICK = Scale(rounds=1, seconds=0.3, repeats=2, output_bytes=20_000_000, text_lines=60_000, text_offset=58_000)
+FULL = Scale(
+    rounds=5,
+    seconds=2,
+    repeats=20,
+    output_bytes=1_000_000_000,
+    text_lines=3_040_000,
+    text_offset=2_900_000,
+    subscribers=500,
+    stream_seconds=30,
+)
+QUICK = Scale(
+    rounds=1,
+    seconds=0.3,
+    repeats=2,
+    output_bytes=20_000_000,
+    text_lines=60_000,
+    text_offset=58_000,
+    subscribers=20,
+    stream_seconds=1,
+)
 
 
 @dataclass(frozen=True)
@@ -228,6 +249,7 @@ FIGURES: dict[str, Callable[[Scale, Path], Iterator[Figure]]] = {
     "read-memory": read_memory,
     "first-delta": first_delta,
     "large-file": lambda scale, data_dir: large_file(scale.output_bytes, scale.repeats, data_dir),
+    "subscribers": lambda scale, data_dir: subscribers(scale.subscribers, scale.stream_seconds, data_dir),
     "files": lambda scale, data_dir: files(2 * scale.output_bytes, data_dir),
 }
 

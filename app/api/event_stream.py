@@ -4,9 +4,11 @@ There is a bound on how long a client may not read.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import aclosing
-from typing import Final, cast
+from functools import partial
+from types import coroutine
+from typing import Any, Final, cast
 
 import structlog
 from sse_starlette.event import ServerSentEvent
@@ -42,6 +44,22 @@ async def _lines(frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, N
     async with aclosing(frames):
         async for chunk in frames:
             yield b"".join(line[6:] for line in chunk.splitlines(keepends=True) if line.startswith(b"data: "))
+
+
+@coroutine
+def _rest(steps: Generator[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
+    """Go on with what was begun by hand: `waits_for` is what its first step gave to the event loop."""
+    while True:
+        try:
+            value = yield waits_for
+        except BaseException as error:  # noqa: BLE001 - a cancel among others, which belongs to what waits
+            step = partial(steps.throw, error)
+        else:
+            step = partial(steps.send, value)
+        try:
+            waits_for = step()
+        except StopIteration:
+            return
 
 
 class EventStream(EventSourceResponse):
@@ -102,6 +120,23 @@ class EventStream(EventSourceResponse):
         if not complete and not self._gone:
             # Cut because the service stops: end the body properly. Without `batch_end` a client knows what it missed.
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_with_timeout(self, send: Send, message: Message) -> None:
+        """Send a message, with a time limit when it has to wait; what there is room for is sent without one.
+
+        This is the library's own step, called once for each event and follower: a timer for each would cost more than
+        all the rest of it.
+        """
+        steps = send(message).__await__()
+        try:
+            waits_for = next(steps)
+        except StopIteration:
+            return
+        try:
+            async with asyncio.timeout(SEND_SECONDS):
+                await _rest(steps, waits_for)
+        except TimeoutError:
+            raise SendTimeoutError from None
 
     async def _note_disconnect(self, _message: Message) -> None:
         self._gone = True
