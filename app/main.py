@@ -26,6 +26,7 @@ from app.api.middleware import FaultBarrier, RequestContext
 from app.api.openapi import build_openapi
 from app.api.routes import batches, calls, files, limits, operations, tools, workspaces
 from app.domain.abort import AbortReason
+from app.domain.retention import RetentionPolicy
 from app.errors import ConfigurationError
 from app.events.log import EventLog
 from app.execution.backends.admission import Admission
@@ -35,6 +36,7 @@ from app.execution.recovery import recover
 from app.execution.runner import BatchRunner
 from app.hooks.chain import hook_chain, load_hooks
 from app.sandbox.base import Sandbox, Tier
+from app.sandbox.decoder import Decoder
 from app.sandbox.file_pool import FilePool
 from app.sandbox.limits import CommandLimits, CommandPolicy, memory_share
 from app.sandbox.local import LocalSandbox
@@ -50,6 +52,7 @@ from app.services.keys import KeyService, make_key
 from app.services.pressure import Pressure
 from app.services.readiness import Readiness
 from app.services.request_rates import BURST_SECONDS, Rate, RequestRates
+from app.services.retention import Retention
 from app.services.streams import StreamSlots
 from app.services.tool_catalog import ToolCatalog
 from app.services.workspace_roots import WorkspaceRoots
@@ -250,12 +253,15 @@ async def running(
         stack.push_async_callback(searching.close)
         ripgrep = Ripgrep(searching)
         slots = ProcessSlots(settings.commands, settings.commands_per_workspace)
+        decoder = Decoder()
+        stack.callback(decoder.close)
         shared = ToolsOptions(
             sandbox=sandbox,
             files=file_pool,
             mutations=mutations,
             commands=slots,
             ripgrep=ripgrep,
+            decoder=decoder,
             powershell=None if settings.powershell is None else str(settings.powershell),
             policy=policy,
         )
@@ -287,6 +293,16 @@ async def running(
             roots=WorkspaceRoots(settings.data_dir, settings.workspace_roots),
             allow_unrestricted=settings.allow_unrestricted,
             policy=policy,
+        )
+        retention = Retention(
+            storage=storage,
+            reads=reads,
+            records=records,
+            policy=RetentionPolicy(
+                output_seconds=settings.retain_output,
+                event_seconds=settings.retain_events,
+                record_seconds=settings.retain_records,
+            ),
         )
         about = About(
             version=__version__,
@@ -332,6 +348,7 @@ async def running(
                 searches_waiting=ripgrep.waiting,
                 followers=log.followers,
                 writes_waiting=records.depth,
+                records_removed=retention.removed.to_json(),
                 disk_full=records.full,
                 files_running=file_pool.running,
                 files_waiting=file_pool.waiting,
@@ -349,6 +366,8 @@ async def running(
         stack.callback(lag.stop)
         await workspace_service.recover()
         await recover(storage, reads, finalizer, backend)
+        keeping_records = asyncio.create_task(retention.keep(), name="retention")
+        stack.push_async_callback(_cancel, keeping_records)
         housekeeping = asyncio.create_task(workspace_service.keep_house(), name="housekeeping")
         stack.push_async_callback(_cancel, housekeeping)
         stack.push_async_callback(_end_batches, batch_service)

@@ -18,6 +18,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from app.api.negotiation import EVENT_STREAM, JSON_LINES
+from app.errors import AppError
 
 PING_SECONDS: Final = 15
 SEND_SECONDS: Final = 30.0
@@ -145,6 +146,7 @@ class EventStream(EventSourceResponse):
 class BoundedStream(StreamingResponse):
     """A StreamingResponse that drops a client which reads nothing for 30 s, and closes what it reads from.
 
+    An error on the way cuts the connection, so that nobody takes what came for the whole.
     `on_close` is called when nothing more is sent.
     """
 
@@ -172,6 +174,9 @@ class BoundedStream(StreamingResponse):
 
         try:
             await super().__call__(scope, receive, send_in_time)
+        except AppError as error:
+            _log.warning("answer_cut", path=scope["path"], code=error.code, detail=error.detail)
+            raise ClientDisconnect from None
         finally:
             self._on_close()
             await self._chunks.aclose()
