@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import Annotated, Any, Final, get_origin
 from urllib.parse import unquote_to_bytes
 
@@ -12,6 +13,7 @@ from fastapi.security import HTTPBearer, SecurityScopes
 from pydantic import AfterValidator
 
 from app.api.errors import UnsupportedMediaType
+from app.api.middleware import RATE_FIELDS
 from app.domain.caller import Caller
 from app.domain.idempotency import IdempotencyKey
 from app.domain.ids import Prefix, is_id
@@ -31,7 +33,10 @@ from app.services.archives import ArchiveService
 from app.services.batches import BatchService
 from app.services.files import FileService
 from app.services.keys import KeyService
+from app.services.pressure import Pressure
 from app.services.readiness import Readiness
+from app.services.request_rates import RequestRates
+from app.services.streams import StreamSlots
 from app.services.tool_catalog import ToolCatalog
 from app.services.url_tokens import UrlTokenService
 from app.services.workspaces import WorkspaceService
@@ -39,6 +44,7 @@ from app.telemetry.metrics import Metrics
 
 BODY_MAX_BYTES: Final = 16 * 1024 * 1024
 WAIT_MAX_SECONDS: Final = 60.0
+PAGE_MAX: Final = 200
 # How the document of FastAPI names the ways in; `app.api.openapi` makes of them what OpenAPI means.
 KEY_SCHEME: Final = "apiKey"
 ANY_SCOPE_SCHEME: Final = "apiKeyAnyScope"
@@ -73,6 +79,9 @@ class Services:
     batches: BatchService
     feed: WorkspaceFeed
     tools: ToolCatalog
+    rates: RequestRates
+    streams: StreamSlots
+    pressure: Pressure
     readiness: Readiness
     metrics: Metrics
     about: About
@@ -97,7 +106,13 @@ class ApiKey(HTTPBearer):
         )
 
     async def __call__(self, request: Request, security_scopes: SecurityScopes) -> Caller:  # type: ignore[override]
-        caller = await self._caller(request)
+        rates = services_of(request).rates
+        try:
+            caller = await self._caller(request)
+        except Unauthorized:
+            rates.count_failure(_address(request))
+            raise
+        request.scope["state"][RATE_FIELDS] = rates.count(caller.key_id)
         self._require(caller, security_scopes.scopes)
         if request.scope["query_string"]:
             _refuse_odd_parameters(request)
@@ -171,6 +186,19 @@ def lacks(scope: str, why: str = "") -> Forbidden:
     return Forbidden(f"the API key lacks the scope {scope}{why}", scope=scope)
 
 
+def _address(request: Request) -> str:
+    """Return whom failures are counted for: the peer's address; of IPv6 the /64, which is one subscriber's."""
+    host = "" if request.client is None else request.client.host
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, IPv6Address):
+        mapped = address.ipv4_mapped
+        return str(IPv6Network((int(address), 64), strict=False)) if mapped is None else str(mapped)
+    return str(address)
+
+
 _api_key: Final = ApiKey()
 Reader = Annotated[Caller, Security(_api_key, scopes=["read"])]
 Viewer = Annotated[Caller, Security(KeyOrUrlToken(), scopes=["read"])]
@@ -239,7 +267,7 @@ WorkspaceId = Annotated[str, Path(description="The workspace's id, `ws_…`."), 
 BatchId = Annotated[str, Path(description="The batch's id, `batch_…`."), _id_of("batch", "batch")]
 KeyId = Annotated[str, Path(description="The key's id, `key_…`."), _id_of("key", "key")]
 CallId = Annotated[str, Path(description="The call's id, `call_…`; not your own `toolCallId`."), _id_of("call", "call")]
-Limit = Annotated[int, Query(ge=1, le=200, description="Items of a page at most.")]
+Limit = Annotated[int, Query(ge=1, le=PAGE_MAX, description="Items of a page at most.")]
 Cursor = Annotated[str | None, Query(description="`nextCursor` of the page before.")]
 Wait = Annotated[
     float | None,

@@ -87,7 +87,12 @@ def test_no_list_shows_another_owners_things(client_of: Callable[[str], httpx2.C
                 found += page["data"]
                 cursor = page["nextCursor"]
             assert found == [], query
-        assert_problem(dave.get("/v1/calls", params={"workspace": batch["workspaceId"]}), "not_found")
+            lines = dave.get("/v1/calls", params=query, headers={"Accept": "application/x-ndjson"})
+            assert (lines.status_code, lines.text) == (200, ""), query
+        mine = carol.get("/v1/calls", headers={"Accept": "application/x-ndjson"})
+        assert mine.json()["id"] == call["id"]
+        for path in ("/v1/calls", "/v1/limits"):
+            assert_problem(dave.get(path, params={"workspace": batch["workspaceId"]}), "not_found")
 
 
 def test_keys_of_one_owner_share_everything(client_of: Callable[[str], httpx2.Client]) -> None:

@@ -30,6 +30,7 @@ NEEDED: dict[str, Scope | None] = {
     "listWorkspaceTools": "read",
     "headWorkspaceFeed": "read",
     "getWorkspaceFeed": "read",
+    "getLimits": "read",
     "createWorkspace": "write",
     "updateWorkspace": "write",
     "deleteWorkspace": "write",
