@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app import __version__
 from app.api.dependencies import Services
+from app.domain.audit import SERVICE
 from app.domain.caller import OWNER, SCOPES
 from app.domain.caller import Scope as KeyScope
 from app.errors import ConfigurationError
@@ -275,7 +276,7 @@ async def _first_key(settings: Settings, services: Services) -> str | None:
             f"there is no API key and {variable('host')} is {settings.host}, which others can reach: set "
             f"{variable('api_key')}, or make one with `toolcrib key create`."
         )
-    _, token = await services.keys.create(KeyRequest("first start"), created_by="service")
+    _, token = await services.keys.create(KeyRequest("first start"), by=SERVICE)
     return token
 
 

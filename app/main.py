@@ -24,8 +24,9 @@ from app.api.dependencies import About, Services
 from app.api.errors import add_error_handlers
 from app.api.middleware import FaultBarrier, RequestContext
 from app.api.openapi import build_openapi
-from app.api.routes import batches, calls, files, keys, limits, operations, tools, url_tokens, workspaces
+from app.api.routes import audit, batches, calls, files, keys, limits, operations, tools, url_tokens, workspaces
 from app.domain.abort import AbortReason
+from app.domain.audit import COMMAND_LINE
 from app.domain.retention import RetentionPolicy
 from app.errors import ConfigurationError
 from app.events.feed import WorkspaceFeed
@@ -46,6 +47,7 @@ from app.sandbox.refused import RefusedSandbox
 from app.sandbox.ripgrep import Ripgrep
 from app.sandbox.selection import SandboxMeans, select_sandbox
 from app.services.archives import ArchiveService
+from app.services.audit import AuditLog
 from app.services.batches import BatchService
 from app.services.file_access import FileAccess
 from app.services.files import FileService
@@ -61,7 +63,7 @@ from app.services.workspace_roots import WorkspaceRoots
 from app.services.workspaces import WorkspaceService
 from app.settings import Settings, variable
 from app.storage.ballast import Ballast
-from app.storage.base import CreateKey, SchemaTooNew, StorageError
+from app.storage.base import SchemaTooNew, StorageError
 from app.storage.instance_lock import InstanceLock
 from app.storage.read_pool import ReadPool
 from app.storage.record_writer import Commit, RecordWriter
@@ -174,7 +176,7 @@ def create_app(
             "exclude": lambda scope: scope.get("path") in QUIET_PATHS,
         },
     )
-    for module in (batches, calls, workspaces, files, tools, limits, keys, url_tokens, operations):
+    for module in (batches, calls, workspaces, files, tools, limits, keys, url_tokens, audit, operations):
         app.include_router(module.router)
     add_error_handlers(app)
     # The last one added is the outermost.
@@ -311,6 +313,7 @@ async def running(
                 output_seconds=settings.retain_output,
                 event_seconds=settings.retain_events,
                 record_seconds=settings.retain_records,
+                audit_seconds=settings.retain_audit,
             ),
         )
         about = About(
@@ -332,6 +335,7 @@ async def running(
         rates, streams = _rates(settings), StreamSlots(settings.streams_per_key, settings.streams_per_batch)
         services = Services(
             keys=keys,
+            audit=AuditLog(storage=storage, reads=reads, records=records),
             url_tokens=UrlTokenService(secret=secret, keys=keys, storage=storage, reads=reads),
             workspaces=workspace_service,
             files=FileService(access, max_upload_bytes=settings.max_upload_bytes),
@@ -407,8 +411,8 @@ def create_key(settings: Settings, request: KeyRequest) -> str:
     _make_data_dir(settings)
     storage = _open_storage(settings)
     try:
-        key, token = make_key(request, created_by="cli")
-        storage.apply([CreateKey(key)])
+        write, token = make_key(request, by=COMMAND_LINE)
+        storage.apply([write])
     except StorageError as error:
         raise ConfigurationError(f"the key was not stored: {error}") from error
     finally:

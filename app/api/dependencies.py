@@ -30,6 +30,7 @@ from app.errors import (
 )
 from app.events.feed import WorkspaceFeed
 from app.services.archives import ArchiveService
+from app.services.audit import AuditLog
 from app.services.batches import BatchService
 from app.services.files import FileService
 from app.services.keys import KeyService
@@ -72,6 +73,7 @@ class Services:
     """Everything routes call. `app.main` builds it and puts it into `app.state.services`."""
 
     keys: KeyService
+    audit: AuditLog
     url_tokens: UrlTokenService
     workspaces: WorkspaceService
     files: FileService
@@ -111,12 +113,18 @@ class ApiKey(HTTPBearer):
             caller = await self._caller(request)
         except Unauthorized:
             rates.count_failure(_address(request))
+            _note_refusal(request, None, 401, None)
             raise
+        caller = replace(caller, request_id=request.scope["state"]["request_id"])
         request.scope["state"][RATE_FIELDS] = rates.count(caller.key_id)
-        self._require(caller, security_scopes.scopes)
+        try:
+            self._require(caller, security_scopes.scopes)
+        except Forbidden as error:
+            _note_refusal(request, caller, 403, error.extra["scope"])
+            raise
         if request.scope["query_string"]:
             _refuse_odd_parameters(request)
-        return replace(caller, request_id=request.scope["state"]["request_id"])
+        return caller
 
     async def _caller(self, request: Request) -> Caller:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
@@ -209,11 +217,24 @@ ToolCaller = Annotated[Caller, Security(AnyScope(), scopes=["read", "write", "ex
 """Who may call tools; `require_tools` says which."""
 
 
-def require_tools(catalog: ToolCatalog, caller: Caller, names: Iterable[str]) -> None:
+def _note_refusal(request: Request, caller: Caller | None, status: int, scope: str | None) -> None:
+    services_of(request).audit.refused(
+        caller,
+        status,
+        request.method,
+        request.scope["path"],
+        scope,
+        "" if request.client is None else request.client.host,
+    )
+
+
+def require_tools(request: Request, caller: Caller, names: Iterable[str]) -> None:
     """Raise Forbidden when the caller lacks the scope of a tool; one that does not exist needs none."""
+    catalog = services_of(request).tools
     for name in names:
         scope = catalog.scope(name)
         if scope is not None and scope not in caller.scopes:
+            _note_refusal(request, caller, 403, scope)
             raise lacks(scope, f", which the tool {name} needs")
 
 

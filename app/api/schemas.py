@@ -24,6 +24,7 @@ from pydantic_core import PydanticCustomError
 
 from app.api.errors import invalid_body
 from app.api.times import RequestTime, milliseconds
+from app.domain.audit import AuditAction
 from app.domain.batch import BatchStatus, OnDisconnect, OnError
 from app.domain.caller import Scope
 from app.domain.clock import now_ms
@@ -434,6 +435,23 @@ class WorkspaceListBody(ListBody):
 
 class KeyListBody(ListBody):
     data: list[KeyBody]
+
+
+class AuditEventBody(ResponseModel):
+    """Who changed what. `details` depends on `action`; docs/http-api.md has all."""
+
+    id: str
+    at: Time
+    action: AuditAction
+    actor: str
+    owner: str
+    target: str | None
+    request_id: str | None
+    details: dict[str, Any]
+
+
+class AuditListBody(ListBody):
+    data: list[AuditEventBody]
 
 
 class BatchListBody(ListBody):

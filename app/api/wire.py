@@ -12,6 +12,7 @@ from typing import Any, Final
 import orjson
 from starlette.responses import Response
 
+from app.domain.audit import AuditEvent
 from app.domain.batch import Batch
 from app.domain.clock import rfc3339
 from app.domain.ids import Prefix, is_id
@@ -97,6 +98,19 @@ def key_json(key: ApiKey) -> dict[str, Any]:
         "createdBy": key.created_by,
         "expiresAt": _time(key.expires_at),
         "revokedAt": _time(key.revoked_at),
+    }
+
+
+def audit_json(event: AuditEvent) -> dict[str, Any]:
+    return {
+        "id": event.id,
+        "at": rfc3339(event.at),
+        "action": event.action.value,
+        "actor": event.actor,
+        "owner": event.owner,
+        "target": event.target,
+        "requestId": event.request_id,
+        "details": event.details,
     }
 
 

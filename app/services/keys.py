@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
+from app.domain.audit import AuditAction, audit
 from app.domain.caller import SCOPES, Caller, Scope
 from app.domain.clock import now_ms
 from app.domain.ids import new_id
@@ -54,8 +55,8 @@ def hash_token(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
 
 
-def make_key(request: KeyRequest, *, created_by: str) -> tuple[ApiKey, str]:
-    """Return a new key and its token, which is stored nowhere; `created_by` is the id of the key that asks for it."""
+def make_key(request: KeyRequest, *, by: Caller) -> tuple[CreateKey, str]:
+    """Return the write that makes a key, noted as made by `by`, and the key's token, which is stored nowhere."""
     token = TOKEN_PREFIX + secrets.token_urlsafe(32)
     key_id = new_id("key")
     key = ApiKey(
@@ -65,10 +66,11 @@ def make_key(request: KeyRequest, *, created_by: str) -> tuple[ApiKey, str]:
         token_hash=hash_token(token),
         scopes=request.scopes,
         created_at=now_ms(),
-        created_by=created_by,
+        created_by=by.key_id,
         expires_at=request.expires_at,
     )
-    return key, token
+    noted = audit(by, AuditAction.KEY_CREATED, key_id, name=key.name, owner=key.owner, scopes=list(key.scopes))
+    return CreateKey(key, noted), token
 
 
 class KeyService:
@@ -135,22 +137,22 @@ class KeyService:
             known = self._by_id.get(key_id)
         return None if known is None or _expired(known) else known.credential
 
-    async def create(self, request: KeyRequest, *, created_by: str) -> tuple[ApiKey, str]:
+    async def create(self, request: KeyRequest, *, by: Caller) -> tuple[ApiKey, str]:
         """Make a key, store its hash and return it with its token, which is stored nowhere.
 
         Raises:
             Overloaded, NoSpace, StorageUnavailable: nothing was made.
         """
-        key, token = make_key(request, created_by=created_by)
-        await self._records.write(CreateKey(key), droppable=True)
-        self._hold(key)
-        return key, token
+        write, token = make_key(request, by=by)
+        await self._records.write(write, droppable=True)
+        self._hold(write.key)
+        return write.key, token
 
     async def list(self, *, before: str | None, limit: int) -> Page[ApiKey]:
         """Return keys, newest first; revoked and expired ones too, the environment's not."""
         return await self._reads.run(self._storage.keys_page, before=before, limit=limit)
 
-    async def revoke(self, key_id: str) -> None:
+    async def revoke(self, key_id: str, *, by: Caller) -> None:
         """Revoke a key: here it works no more from before this is stored, elsewhere `trust_seconds` later.
 
         One that was revoked before stays as it is.
@@ -162,7 +164,8 @@ class KeyService:
         self._revoked.add(key_id)
         self._let_go(key_id)
         try:
-            outcome = await self._records.write(RevokeKey(key_id, now_ms()), droppable=True)
+            noted = audit(by, AuditAction.KEY_REVOKED, key_id)
+            outcome = await self._records.write(RevokeKey(key_id, now_ms(), noted), droppable=True)
         except BaseException:
             # What became of it the database knows: it is read before the key is used again.
             self._revoked.discard(key_id)

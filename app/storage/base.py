@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
+from app.domain.audit import AuditAction, AuditEvent
 from app.domain.batch import Batch, BatchStatus, Summary
 from app.domain.caller import Scope
 from app.domain.clock import now_ms
@@ -95,10 +96,14 @@ class SchemaTooNew(StorageError):
 
 @dataclass(frozen=True, slots=True)
 class CreateWorkspace:
-    """Existing, when the key has made a workspace of the same owner. Refused: `overlap`, `key_reused`."""
+    """Existing, when the key has made a workspace of the same owner. Refused: `overlap`, `key_reused`.
+
+    Here and below, `audit` is stored with what the write changes, and not when it changes nothing.
+    """
 
     workspace: Workspace
     idempotency: IdempotencyKey | None = None
+    audit: AuditEvent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +121,7 @@ class UpdateWorkspace:
     metadata: Mapping[str, object] | None = None
     expires_at: int | None = None
     clear_expiry: bool = False
+    audit: AuditEvent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +138,7 @@ class SetWorkspaceStatus:
     status: WorkspaceStatus
     at: int = field(default_factory=now_ms)
     only_expired: bool = False
+    audit: AuditEvent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +154,7 @@ class SubmitBatch:
     batch: Batch
     start: StoredEvent
     idempotency: IdempotencyKey | None = None
+    audit: AuditEvent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +232,7 @@ class RequestCancel:
     batch_id: str
     call_id: str | None
     at: int
+    audit: AuditEvent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +257,7 @@ class ApiKey:
 @dataclass(frozen=True, slots=True)
 class CreateKey:
     key: ApiKey
+    audit: AuditEvent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +266,7 @@ class RevokeKey:
 
     key_id: str
     at: int
+    audit: AuditEvent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +276,21 @@ class KeepSecret:
     name: str
     value: bytes
     at: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoteAudit:
+    """Add an event to the audit log."""
+
+    event: AuditEvent
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveAudit:
+    """Remove the oldest events of the audit log that are older than a time, at most so many. Answers Removed."""
+
+    before: int
+    most: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +330,8 @@ Write: TypeAlias = (
     | CreateKey
     | RevokeKey
     | KeepSecret
+    | NoteAudit
+    | RemoveAudit
     | RemoveFromBatch
     | RemoveWorkspace
     | GiveBackPages
@@ -342,6 +370,17 @@ class CallFilter:
     path: str | None = None
     text: str | None = None
     owner: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFilter:
+    """Conditions are joined by AND; None does not ask. `since` and `until` are inclusive, in ms since the epoch."""
+
+    action: AuditAction | None = None
+    actor: str | None = None
+    target: str | None = None
+    since: int | None = None
+    until: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -502,6 +541,12 @@ class Storage(Protocol):
         ...
 
     def secret(self, name: str) -> bytes | None: ...
+
+    def audit_events(
+        self, condition: AuditFilter, *, before: str | None, limit: int, examine: int = 2000
+    ) -> Page[AuditEvent]:
+        """Newest first; at most `examine` rows are looked at, as in `calls`."""
+        ...
 
     def keys(self) -> list[ApiKey]:
         """Return the keys that were not revoked."""

@@ -6,6 +6,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from app.domain.audit import SERVICE
 from app.services.keys import KeyRequest
 from app.telemetry.metrics import Metrics
 from app.tools.registry import all_tool_names
@@ -21,7 +22,7 @@ def test_it_needs_a_key_with_the_scope_admin(server: ServerThread, client: httpx
     with server.client(None) as stranger:
         assert_problem(stranger.get("/metrics"), "unauthorized")
     asked = KeyRequest("not for operators", ("read", "write", "exec"))
-    _, token = server.call(server.services.keys.create(asked, created_by="env"))
+    _, token = server.call(server.services.keys.create(asked, by=SERVICE))
     with server.client(token) as caller:
         document = assert_problem(caller.get("/metrics"), "forbidden")
         assert "admin" in document["detail"]

@@ -6,6 +6,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from app.domain.audit import SERVICE
 from app.domain.ids import new_id
 from app.services.keys import KeyRequest
 from tests.api.problems import assert_problem
@@ -21,7 +22,7 @@ def client_of(server: ServerThread) -> Callable[[str], httpx2.Client]:
 
     def make(owner: str) -> httpx2.Client:
         asked = KeyRequest("k", ("read", "write", "exec"), owner)
-        _, token = server.call(server.services.keys.create(asked, created_by="env"))
+        _, token = server.call(server.services.keys.create(asked, by=SERVICE))
         return server.client(token)
 
     return make

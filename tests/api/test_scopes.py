@@ -7,6 +7,7 @@ from contextlib import ExitStack
 import httpx2
 import pytest
 
+from app.domain.audit import SERVICE
 from app.domain.caller import SCOPES, Scope
 from app.domain.ids import new_id
 from app.services.keys import KeyRequest
@@ -55,6 +56,7 @@ NEEDED: dict[str, Scope | None] = {
     "headOutput": "read",
     "getOutput": "read",
     "createUrlToken": "read",
+    "listAuditEvents": "admin",
     "createKey": "admin",
     "listKeys": "admin",
     "revokeKey": "admin",
@@ -77,12 +79,12 @@ def tokens(server: ServerThread) -> dict[str, str]:
     """A key with each single scope, one that was revoked, and one with all but `admin`; of one owner."""
 
     def make(*scopes: Scope) -> tuple[str, str]:
-        key, token = server.call(server.services.keys.create(KeyRequest("k", scopes, "team"), created_by="env"))
+        key, token = server.call(server.services.keys.create(KeyRequest("k", scopes, "team"), by=SERVICE))
         return key.id, token
 
     made: dict[str, str] = {scope: make(scope)[1] for scope in SCOPES}
     revoked, made["revoked"] = make(*SCOPES)
-    server.call(server.services.keys.revoke(revoked))
+    server.call(server.services.keys.revoke(revoked, by=SERVICE))
     made["team"] = make("read", "write", "exec")[1]
     return made
 

@@ -4,12 +4,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from app.domain.audit import COMMAND_LINE, SERVICE
 from app.domain.caller import SCOPES, Caller
 from app.domain.clock import now_ms
 from app.domain.ids import new_id
 from app.errors import NotFound, StorageUnavailable
 from app.services.keys import Credential, KeyRequest, KeyService, hash_token, make_key
-from app.storage.base import CreateKey, OperationalError, RevokeKey, Storage
+from app.storage.base import OperationalError, RevokeKey, Storage
 from app.storage.read_pool import ReadPool
 from app.storage.record_writer import RecordWriter
 from app.storage.sql.storage import SqlStorage
@@ -53,7 +54,7 @@ async def test_a_made_key_is_found_by_its_token_alone(storage: SqlStorage) -> No
     async with keys_of(storage, None) as keys:
         assert not await keys.any()
         assert await keys.credential("env") is None
-        made, token = await keys.create(KeyRequest("first"), created_by="service")
+        made, token = await keys.create(KeyRequest("first"), by=SERVICE)
         assert await keys.any()
         assert storage.keys() == [made]
         assert (made.name, made.owner, made.created_by) == ("first", made.id, "service")
@@ -68,7 +69,7 @@ async def test_a_made_key_is_found_by_its_token_alone(storage: SqlStorage) -> No
 async def test_a_key_carries_the_scopes_and_the_owner_it_was_made_with(storage: SqlStorage) -> None:
     async with keys_of(storage) as keys:
         asked = KeyRequest("ci", ("read", "exec"), "team-a")
-        made, token = await keys.create(asked, created_by="env")
+        made, token = await keys.create(asked, by=OPERATOR)
         caller = await keys.caller(token)
         assert caller == Caller(made.id, "team-a", frozenset({"read", "exec"}))
         assert caller is not None
@@ -78,17 +79,17 @@ async def test_a_key_carries_the_scopes_and_the_owner_it_was_made_with(storage: 
 
 async def test_a_revoked_key_works_no_more_here_or_after_a_restart(storage: SqlStorage) -> None:
     async with keys_of(storage) as keys:
-        made, token = await keys.create(KeyRequest("short-lived"), created_by="env")
-        _, other = await keys.create(KeyRequest("stays"), created_by="env")
-        await keys.revoke(made.id)
+        made, token = await keys.create(KeyRequest("short-lived"), by=OPERATOR)
+        _, other = await keys.create(KeyRequest("stays"), by=OPERATOR)
+        await keys.revoke(made.id, by=OPERATOR)
         assert await keys.caller(token) is None
         assert await keys.credential(made.id) is None
-        await keys.revoke(made.id)
+        await keys.revoke(made.id, by=OPERATOR)
         assert await keys.caller(other) is not None
         page = await keys.list(before=None, limit=9)
         assert [key.revoked_at is None for key in page.items] == [True, False]
         with pytest.raises(NotFound):
-            await keys.revoke(new_id("key"))
+            await keys.revoke(new_id("key"), by=OPERATOR)
     async with keys_of(storage) as later:
         assert await later.caller(token) is None
 
@@ -96,23 +97,23 @@ async def test_a_revoked_key_works_no_more_here_or_after_a_restart(storage: SqlS
 async def test_a_key_that_could_not_be_revoked_goes_on_working(sqlite_storage: SqlStorage) -> None:
     faulty = FaultyStorage(sqlite_storage)
     async with keys_of(faulty) as keys:
-        made, token = await keys.create(KeyRequest("k"), created_by="env")
+        made, token = await keys.create(KeyRequest("k"), by=OPERATOR)
         away = OperationalError("away", "connection")
         faulty.faults.extend([fails(away)] * 100)
         with pytest.raises(StorageUnavailable):
-            await keys.revoke(made.id)
+            await keys.revoke(made.id, by=OPERATOR)
         assert await keys.caller(token) is not None
 
 
 async def test_a_key_revoked_by_another_process_works_here_until_it_is_looked_at_again(storage: SqlStorage) -> None:
     async with keys_of(storage, trust_seconds=0) as keys:
-        made, token = await keys.create(KeyRequest("k"), created_by="env")
+        made, token = await keys.create(KeyRequest("k"), by=OPERATOR)
         assert await keys.caller(token) is not None
         storage.apply([RevokeKey(made.id, now_ms())])
         assert await keys.caller(token) is None
         assert await keys.credential(made.id) is None
     async with keys_of(storage, trust_seconds=3600) as trusting:
-        made, token = await trusting.create(KeyRequest("k"), created_by="env")
+        made, token = await trusting.create(KeyRequest("k"), by=OPERATOR)
         assert await trusting.caller("wrong") is None, "what was read is new"
         storage.apply([RevokeKey(made.id, now_ms())])
         assert await trusting.caller(token) is not None
@@ -122,10 +123,10 @@ async def test_a_key_revoked_by_another_process_works_here_until_it_is_looked_at
 
 async def test_a_key_works_until_it_expires(storage: SqlStorage) -> None:
     async with keys_of(storage, None) as keys:
-        _, expired = await keys.create(KeyRequest("k", expires_at=now_ms() - 1), created_by="service")
+        _, expired = await keys.create(KeyRequest("k", expires_at=now_ms() - 1), by=SERVICE)
         assert await keys.caller(expired) is None
         assert not await keys.any()
-        _, lasting = await keys.create(KeyRequest("k", expires_at=now_ms() + HOUR_MS), created_by="service")
+        _, lasting = await keys.create(KeyRequest("k", expires_at=now_ms() + HOUR_MS), by=SERVICE)
         assert await keys.caller(lasting) is not None
         assert await keys.any()
 
@@ -133,9 +134,9 @@ async def test_a_key_works_until_it_expires(storage: SqlStorage) -> None:
 async def test_a_key_made_elsewhere_is_found_even_right_after_a_wrong_one(sqlite_storage: SqlStorage) -> None:
     async with keys_of(sqlite_storage) as keys:
         assert await keys.caller("wrong") is None
-        key, token = make_key(KeyRequest("elsewhere"), created_by="cli")
-        sqlite_storage.apply([CreateKey(key)])
-        assert await keys.caller(token) == Caller(key.id, key.id, frozenset(SCOPES))
+        write, token = make_key(KeyRequest("elsewhere"), by=COMMAND_LINE)
+        sqlite_storage.apply([write])
+        assert await keys.caller(token) == Caller(write.key.id, write.key.id, frozenset(SCOPES))
 
 
 async def test_a_flood_of_wrong_keys_is_no_flood_of_queries(

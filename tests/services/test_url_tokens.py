@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from app.domain.audit import SERVICE
 from app.domain.batch import BatchStatus
 from app.domain.caller import SCOPES, Caller
 from app.domain.clock import now_ms
@@ -31,7 +32,7 @@ class Process:
     tokens: UrlTokenService
 
     async def caller(self, scopes: tuple[str, ...] = ("read",), owner: str = "team") -> Caller:
-        key, _ = await self.keys.create(KeyRequest("k", scopes, owner), created_by="env")  # type: ignore[arg-type]
+        key, _ = await self.keys.create(KeyRequest("k", scopes, owner), by=SERVICE)  # type: ignore[arg-type]
         credential = await self.keys.credential(key.id)
         assert credential is not None
         return credential.caller
@@ -103,7 +104,7 @@ async def test_a_token_ends_with_its_key(storage: SqlStorage) -> None:
     async with process(storage) as here:
         caller = await here.caller()
         made = await here.tokens.issue(caller, PATH)
-        await here.keys.revoke(caller.key_id)
+        await here.keys.revoke(caller.key_id, by=SERVICE)
         assert await here.tokens.caller(made.token, PATH, None) is None
 
 

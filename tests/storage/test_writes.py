@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from app.domain import json_codec
+from app.domain.audit import SERVICE, AuditAction, audit
 from app.domain.batch import Batch, BatchStatus, Summary
 from app.domain.events import EventType, OutputRow
 from app.domain.ids import new_id
@@ -547,6 +548,7 @@ def test_rows_are_as_wide_as_their_tables() -> None:
         "call_output": rows.output_row(batch.id, OutputRow(1, 0, "c", "stdout", 0, 0, b"x")),
         "api_keys": rows.key_row(ApiKey("k", "n", "o", b"h", (), 1, "env")),
         "secrets": ("n", b"v", 1),
+        "audit_events": rows.audit_row(audit(SERVICE, AuditAction.KEY_CREATED, "k")),
     }
     assert {name: len(row) for name, row in made.items()} == {
         name: len(table.columns) for name, table in metadata.tables.items()

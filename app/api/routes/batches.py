@@ -120,7 +120,7 @@ async def create_batch(
         body = await read_json(request)
         asked = batch_request(body)
         idempotency = await idempotency_key(key, "batch", body)
-        submitted = await _submit(services, workspace_id, asked, caller, idempotency)
+        submitted = await _submit(services, request, workspace_id, asked, caller, idempotency)
         batch = submitted.batch
         headers = _headers(submitted)
         if slot is not None and form is not None:
@@ -244,8 +244,8 @@ async def get_events(
 async def cancel_batch(request: Request, batch_id: BatchId, caller: ToolCaller) -> Response:
     services = services_of(request)
     batch = await services.batches.get(batch_id, owner=caller.sees)
-    require_tools(services.tools, caller, (call.tool_name for call in batch.calls))
-    batch = await services.batches.cancel(batch_id, owner=caller.sees)
+    require_tools(request, caller, (call.tool_name for call in batch.calls))
+    batch = await services.batches.cancel(batch_id, owner=caller.sees, by=caller)
     return json_response(batch_json(batch), 200 if batch.status.terminal else 202)
 
 
@@ -290,7 +290,7 @@ async def call_tool(
     arguments = await read_json(request, empty={})
     asked = BatchRequest((CallRequest(None, tool, arguments),), metadata={})
     idempotency = await idempotency_key(key, f"tool:{tool}", arguments)
-    submitted = await _submit(services, workspace_id, asked, caller, idempotency)
+    submitted = await _submit(services, request, workspace_id, asked, caller, idempotency)
     time = waiting(request, wait, default=TOOL_WAIT_SECONDS)
     batch = await services.batches.get(submitted.batch.id, owner=None, wait=time.seconds)
     headers = {**_headers(submitted), **time.headers}
@@ -299,12 +299,13 @@ async def call_tool(
 
 async def _submit(
     services: Services,
+    request: Request,
     workspace_id: str,
     asked: BatchRequest,
     caller: Caller,
     idempotency: IdempotencyKey | None,
 ) -> Submitted:
-    require_tools(services.tools, caller, (call.name for call in asked.calls))
+    require_tools(request, caller, (call.name for call in asked.calls))
     # What happens in a workspace belongs to its owner, also when an operator makes it happen.
     owner = await services.workspaces.owner(workspace_id, seen_by=caller.sees)
     if idempotency is not None:
@@ -318,6 +319,7 @@ async def _submit(
         owner=owner,
         request_id=caller.request_id,
         idempotency=idempotency,
+        by=caller,
     )
 
 

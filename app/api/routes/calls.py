@@ -125,8 +125,8 @@ async def get_call(request: Request, call_id: CallId, caller: Viewer) -> Respons
 async def cancel_call(request: Request, call_id: CallId, caller: ToolCaller) -> Response:
     services = services_of(request)
     call = await services.batches.call(call_id, owner=caller.sees)
-    require_tools(services.tools, caller, (call.tool_name,))
-    call = await services.batches.cancel_call(call_id, owner=caller.sees)
+    require_tools(request, caller, (call.tool_name,))
+    call = await services.batches.cancel_call(call_id, owner=caller.sees, by=caller)
     return json_response(call_json(call), 200 if call.status.terminal else 202)
 
 

@@ -25,6 +25,7 @@ from app.api.schemas import FilesBody, StoredFileBody, TreeBody, UnpackedBody
 from app.api.upload import form_parts, streamed_body
 from app.api.wire import json_response
 from app.domain.abort import Aborted
+from app.domain.audit import AuditAction
 from app.errors import AppError, ErrorCode, InvalidCursor, InvalidPath
 from app.sandbox.archive_reader import ArchiveFormat
 from app.services.archives import Packing
@@ -273,8 +274,12 @@ async def put_file(request: Request, workspace_id: WorkspaceId, caller: Writer, 
     condition = _condition(request)
     if "content-range" in request.headers:
         raise BadRequest("a part of a file cannot be stored; send all of it, without Content-Range")
+    services.audit.require_room()
     async with aclosing(streamed_body(request, services.files.max_upload_bytes)) as body:
         stored = await services.files.put(workspace_id, path, body, condition=condition, owner=caller.sees)
+    await services.audit.changed_files(
+        caller, AuditAction.FILE_STORED, workspace_id, [stored.path], bytes=stored.bytes, created=stored.created
+    )
     return json_response(_stored(stored), 201 if stored.created else 200, {"ETag": stored.etag})
 
 
@@ -303,9 +308,12 @@ async def delete_file(
     path: FilePath,
     recursive: Annotated[bool, Query(description="Remove a directory with everything in it.")] = False,
 ) -> Response:
-    await services_of(request).files.delete(
+    services = services_of(request)
+    services.audit.require_room()
+    await services.files.delete(
         workspace_id, path, recursive=recursive, condition=_condition(request), owner=caller.sees
     )
+    await services.audit.changed_files(caller, AuditAction.FILE_DELETED, workspace_id, [path], recursive=recursive)
     return Response(status_code=204)
 
 
@@ -339,13 +347,18 @@ async def delete_file(
 async def post_files(request: Request, workspace_id: WorkspaceId, caller: Writer) -> Response:
     services = services_of(request)
     refuse_when_draining(services)
+    services.audit.require_room()
+    results: list[Stored | NotStored] = []
     try:
         async with aclosing(form_parts(request, services.files.max_upload_bytes)) as parts:
-            results = await services.files.put_many(workspace_id, parts, owner=caller.sees)
+            await services.files.put_many(workspace_id, parts, owner=caller.sees, results=results)
     except AppError as error:
         if "files" in error.extra:
             error.extra["files"] = [_result(result) for result in error.extra["files"]]
         raise
+    finally:
+        paths = [result.path for result in results if isinstance(result, Stored)]
+        await services.audit.changed_files(caller, AuditAction.FILES_STORED, workspace_id, paths)
     failed = any(isinstance(result, NotStored) for result in results)
     return json_response({"data": [_result(result) for result in results], "hasErrors": failed})
 
@@ -455,13 +468,17 @@ async def put_archive(
     form = format or _ARCHIVE_TYPES.get(kind)
     if form is None:
         raise UnsupportedMediaType(f"say what the archive is, by ?format= or Content-Type: {', '.join(ArchiveFormat)}")
+    services.audit.require_room()
+    applied: list[str] = []
     async with aclosing(streamed_body(request, services.archives.max_bytes)) as body:
         try:
             unpacked = await services.archives.unpack(
-                workspace_id, path, form, body, gone=request.is_disconnected, owner=caller.sees
+                workspace_id, path, form, body, gone=request.is_disconnected, owner=caller.sees, applied=applied
             )
         except Aborted:
             raise ClientDisconnect from None
+        finally:
+            await services.audit.changed_files(caller, AuditAction.ARCHIVE_UNPACKED, workspace_id, applied)
     return json_response(
         {
             "created": unpacked.created,

@@ -28,7 +28,7 @@ async def create_key(request: Request, caller: Admin) -> Response:
     services = services_of(request)
     refuse_when_draining(services)
     asked = key_request(await read_json(request))
-    key, token = await services.keys.create(asked, created_by=caller.key_id)
+    key, token = await services.keys.create(asked, by=caller)
     return json_response({**key_json(key), "token": token}, 201)
 
 
@@ -54,6 +54,6 @@ async def list_keys(request: Request, _caller: Admin, limit: Limit = 50, cursor:
     response_class=Response,
     responses={204: {"description": "The key works no more"}, **problems("not_found", "no_space")},
 )
-async def revoke_key(request: Request, key_id: KeyId, _caller: Admin) -> Response:
-    await services_of(request).keys.revoke(key_id)
+async def revoke_key(request: Request, key_id: KeyId, caller: Admin) -> Response:
+    await services_of(request).keys.revoke(key_id, by=caller)
     return Response(status_code=204)

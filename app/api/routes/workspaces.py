@@ -83,7 +83,7 @@ async def create_workspace(request: Request, caller: Writer, key: IdempotencyHea
         root=body.root,
     )
     idempotency = await idempotency_key(key, "workspace", given)
-    created = await services.workspaces.create(asked, owner=caller.owner, idempotency=idempotency)
+    created = await services.workspaces.create(asked, owner=caller.owner, idempotency=idempotency, by=caller)
     headers = {"Location": f"/v1/workspaces/{created.workspace.id}", **(REPLAYED if created.attached else {})}
     return json_response(workspace_json(created.workspace), 201, headers)
 
@@ -180,7 +180,7 @@ async def update_workspace(request: Request, workspace_id: WorkspaceId, caller: 
         trusted=body.trusted,
         ttl_seconds=body.ttl_seconds,
     )
-    workspace = await services_of(request).workspaces.update(workspace_id, change, owner=caller.sees)
+    workspace = await services_of(request).workspaces.update(workspace_id, change, owner=caller.sees, by=caller)
     return json_response(workspace_json(workspace))
 
 
@@ -198,5 +198,5 @@ async def update_workspace(request: Request, workspace_id: WorkspaceId, caller: 
     },
 )
 async def delete_workspace(request: Request, workspace_id: WorkspaceId, caller: Writer) -> Response:
-    await services_of(request).workspaces.delete(workspace_id, owner=caller.sees)
+    await services_of(request).workspaces.delete(workspace_id, owner=caller.sees, by=caller)
     return Response(status_code=204)

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, bindparam, func, select, text, union_all, upd
 from sqlalchemy.sql.expression import ColumnElement
 
 from app.domain import json_codec
+from app.domain.audit import AuditEvent
 from app.domain.batch import BatchStatus
 from app.domain.tool_call import CallStatus
 from app.domain.workspace import WorkspaceStatus
@@ -31,8 +32,10 @@ from app.storage.base import (
     GiveBackPages,
     KeepSecret,
     Made,
+    NoteAudit,
     OperationalError,
     Refused,
+    RemoveAudit,
     RemoveFromBatch,
     RemoveWorkspace,
     RequestCancel,
@@ -50,6 +53,7 @@ from app.storage.sql.schema import (
     OPEN_WORKSPACE,
     ROOT_MAX_BYTES,
     api_keys,
+    audit_events,
     batches,
     call_output,
     calls,
@@ -102,6 +106,7 @@ _SELECT_KEYS: Final = (
     .order_by(api_keys.c.id)
     .with_for_update(key_share=True)
 )
+_SELECT_AUDIT: Final = select(audit_events.c.id)
 _SELECT_SECRETS: Final = select(secrets.c.name, secrets.c.value)
 # Two searches of one index; joined by OR, SQLite would go through all open workspaces instead.
 _SELECT_OVERLAP: Final = union_all(
@@ -129,6 +134,7 @@ class GroupWriter:
         self.find_made_workspaces = PreparedLookup(_SELECT_MADE_WORKSPACES, workspaces.c.idempotency_key, engine)
         self.find_made_batches = PreparedLookup(_SELECT_MADE_BATCHES, batches.c.idempotency_key, engine)
         self.find_keys = PreparedLookup(_SELECT_KEYS, api_keys.c.id, engine)
+        self.find_audit = PreparedLookup(_SELECT_AUDIT, audit_events.c.id, engine)
         self.find_secrets = PreparedLookup(_SELECT_SECRETS, secrets.c.name, engine)
         fence = (
             (batches.c.id == bindparam("b_id"))
@@ -265,6 +271,7 @@ class _Plan:
         self._new_output: list[RowValues] = []
         self._new_keys: list[RowValues] = []
         self._new_secrets: list[RowValues] = []
+        self._new_audit: list[RowValues] = []
         self._call_changes: dict[str, dict[str, Any]] = {}
         self._call_cancels: dict[str, int] = {}
         self._revocations: dict[str, int] = {}
@@ -279,6 +286,7 @@ class _Plan:
         call_ids: set[str] = set()
         key_ids: set[str] = set()
         secret_names: set[str] = set()
+        audit_ids: set[str] = set()
         workspace_keys: set[str] = set()
         batch_keys: set[str] = set()
         roots = False
@@ -300,15 +308,21 @@ class _Plan:
                     if (key := _scoped_key(write)) is not None:
                         workspace_keys.add(key)
                     roots = True
-                case UpdateWorkspace() | SetWorkspaceStatus():
+                case UpdateWorkspace():
                     workspace_ids.add(write.workspace_id)
+                    if write.audit is not None:
+                        audit_ids.add(write.audit.id)
+                case SetWorkspaceStatus():
+                    workspace_ids.add(write.workspace_id)
+                case NoteAudit():
+                    audit_ids.add(write.event.id)
                 case CreateKey(key=api_key):
                     key_ids.add(api_key.id)
                 case RevokeKey():
                     key_ids.add(write.key_id)
                 case KeepSecret():
                     secret_names.add(write.name)
-                case RemoveWorkspace() | GiveBackPages():
+                case RemoveWorkspace() | RemoveAudit() | GiveBackPages():
                     pass
         if roots and self._connection.dialect.name == "postgresql":
             self._connection.execute(select(func.pg_advisory_xact_lock(_ROOTS_LOCK)))
@@ -326,6 +340,7 @@ class _Plan:
         self._made_batches = {key: Made(made_id, digest) for key, made_id, digest in made}
         self._keys = {row[0]: _KeyState(*row) for row in find.find_keys.run(self._cursor, key_ids)}
         self._secrets: dict[str, bytes] = dict(find.find_secrets.run(self._cursor, secret_names))
+        self._noted = {row[0] for row in find.find_audit.run(self._cursor, audit_ids)}
 
     # -- deciding ---------------------------------------------------------------------------------------------------
 
@@ -351,11 +366,16 @@ class _Plan:
                 return self._revoke_key(write)
             case KeepSecret():
                 return self._keep_secret(write)
+            case NoteAudit():
+                self._note(write.event)
+                return APPLIED
             # What is removed is of no other write, so that it need not wait for them to be decided.
             case RemoveFromBatch():
                 return removal.remove_from_batch(self._connection, write)
             case RemoveWorkspace():
                 return removal.remove_workspace(self._connection, write.workspace_id)
+            case RemoveAudit():
+                return removal.remove_audit(self._connection, write.before, write.most)
             case GiveBackPages():
                 return removal.give_back_pages(self._connection, write.most)
 
@@ -450,6 +470,7 @@ class _Plan:
             return GONE
         _note_key(write, batch.id, self._made_batches)
         workspace.touched_at = max(workspace.touched_at, batch.created_at)
+        self._note(write.audit)
         self._new_batches.append(rows.batch_row(batch, write.idempotency))
         self._new_calls += [rows.call_row(call, batch.owner) for call in batch.calls]
         self._new_arguments += map(rows.large_arguments_row, filter(rows.has_large_arguments, batch.calls))
@@ -498,6 +519,7 @@ class _Plan:
                 batch.cancel_requested_at = write.at
                 batch.changes["v_cancel_requested_at"] = write.at
                 batch.dirty = True
+                self._note(write.audit)
             return APPLIED
         call = self._calls.get(write.call_id)
         if call is None or call.batch_id != write.batch_id:
@@ -509,6 +531,7 @@ class _Plan:
         if call.cancel_requested_at is None:
             call.cancel_requested_at = write.at
             self._call_cancels[write.call_id] = write.at
+            self._note(write.audit)
         return APPLIED
 
     def _create_workspace(self, write: CreateWorkspace) -> WriteOutcome:
@@ -528,6 +551,7 @@ class _Plan:
         if self._overlaps(root):
             return OVERLAP
         _note_key(write, workspace.id, self._made_workspaces)
+        self._note(write.audit)
         self._new_workspaces.append(row)
         self._workspaces[workspace.id] = _WorkspaceState(
             workspace.id, workspace.created_at, root, workspace.status.value, workspace.expires_at
@@ -555,6 +579,7 @@ class _Plan:
             return NOT_FOUND
         if workspace.status != WorkspaceStatus.ACTIVE.value:
             return GONE
+        self._note(write.audit)
         changes = workspace.changes
         if write.name is not None or write.clear_name:
             changes["name"] = None if write.clear_name or write.name is None else write.name.encode()
@@ -578,6 +603,7 @@ class _Plan:
             return GONE
         if write.only_expired and workspace.status == WorkspaceStatus.ACTIVE.value and not workspace.is_due(write.at):
             return NOT_DUE
+        self._note(write.audit)
         workspace.status = workspace.changes["status"] = write.status.value
         if write.status.value not in _OPEN:
             workspace.changes["ended_at"] = write.at
@@ -590,6 +616,7 @@ class _Plan:
                 raise DataError(f"another key has the id {write.key.id}")
             return APPLIED
         self._keys[write.key.id] = _KeyState(write.key.id, write.key.token_hash, write.key.revoked_at)
+        self._note(write.audit)
         self._new_keys.append(rows.key_row(write.key))
         return APPLIED
 
@@ -599,6 +626,7 @@ class _Plan:
             return NOT_FOUND
         if key.revoked_at is None:
             key.revoked_at = self._revocations[key.id] = write.at
+            self._note(write.audit)
         return APPLIED
 
     def _keep_secret(self, write: KeepSecret) -> WriteOutcome:
@@ -608,6 +636,12 @@ class _Plan:
         self._secrets[write.name] = write.value
         self._new_secrets.append((write.name, write.value, write.at))
         return APPLIED
+
+    def _note(self, event: AuditEvent | None) -> None:
+        # One that is there already was stored by an attempt whose reply was lost.
+        if event is not None and event.id not in self._noted:
+            self._noted.add(event.id)
+            self._new_audit.append(rows.audit_row(event))
 
     # -- writing ----------------------------------------------------------------------------------------------------
 
@@ -626,6 +660,7 @@ class _Plan:
             (call_output, self._new_output),
             (api_keys, self._new_keys),
             (secrets, self._new_secrets),
+            (audit_events, self._new_audit),
         ):
             if new:
                 self._writer.insert_rows(self._cursor, table, new)

@@ -8,6 +8,7 @@ import psycopg
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from app.domain.audit import AuditEvent
 from app.domain.batch import Batch, BatchStatus
 from app.domain.events import OutputStream, StoredEvent
 from app.domain.retention import Removal
@@ -15,6 +16,7 @@ from app.domain.tool_call import CallRecord
 from app.domain.workspace import Workspace, WorkspaceStatus
 from app.storage.base import (
     ApiKey,
+    AuditFilter,
     BatchEnd,
     BatchHead,
     CallFilter,
@@ -162,6 +164,11 @@ class SqlStorage:
 
     def gone_workspaces(self, *, ended_before: int, after: tuple[int, str] | None, limit: int) -> list[GoneWorkspace]:
         return self._read(queries.gone_workspaces, ended_before, after, limit)
+
+    def audit_events(
+        self, condition: AuditFilter, *, before: str | None, limit: int, examine: int = 2000
+    ) -> Page[AuditEvent]:
+        return self._read(queries.audit_page, condition, before, limit, examine)
 
     def keys(self) -> list[ApiKey]:
         return self._read(queries.keys)
