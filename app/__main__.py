@@ -1,4 +1,4 @@
-"""`toolcrib`: serve, migrate, make keys. The only place that knows uvicorn."""
+"""`toolcrib`: serve, migrate, make keys, copy the database. The only place that knows uvicorn."""
 
 import argparse
 import asyncio
@@ -19,8 +19,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app import __version__
 from app.api.dependencies import Services
 from app.errors import ConfigurationError
-from app.main import create_app, create_key, migrate
+from app.main import copy_records, create_app, create_key, migrate
 from app.settings import Settings, unknown_variables, variable
+from app.storage.base import StorageError
 from app.telemetry.logs import configure_logging
 from app.telemetry.metrics import CONTENT_TYPE, Metrics
 
@@ -44,6 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     key = commands.add_parser("key", help="API keys").add_subparsers(dest="key_command", required=True)
     create = key.add_parser("create", help="make a key and print it")
     create.add_argument("--name", default="", help="what the key is for")
+    database = commands.add_parser("db", help="the database").add_subparsers(dest="db_command", required=True)
+    copy = database.add_parser(
+        "copy",
+        help="copy all records to another database",
+        description="Copy all records to a database without any and compare the two. Stop the service before.",
+    )
+    place = "a data directory, or sqlite:///PATH, or postgresql://USER@HOST/NAME"
+    copy.add_argument("--from", dest="source", required=True, metavar="DATABASE", help=place)
+    copy.add_argument("--to", dest="target", required=True, metavar="DATABASE", help="the same")
     asked = parser.parse_args(arguments)
     if asked.command == "version":
         sys.stdout.write(f"toolcrib {__version__}\n")
@@ -57,12 +67,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             migrate(settings)
         elif asked.command == "key":
             sys.stdout.write(create_key(settings, asked.name) + "\n")
+        elif asked.command == "db":
+            copy_records(asked.source, asked.target, _say)
         else:
             return _serve(settings)
     except ConfigurationError as error:
         sys.stderr.write(f"toolcrib: {error}\n")
         return 2
+    except StorageError as error:
+        # What a database says may have several lines.
+        sys.stderr.write(f"toolcrib: {' '.join(str(error).split())}\n")
+        return 1
     return 0
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 class Server(uvicorn.Server):

@@ -11,6 +11,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -53,6 +54,7 @@ from app.storage.base import CreateKey, SchemaTooNew, StorageError
 from app.storage.instance_lock import InstanceLock
 from app.storage.read_pool import ReadPool
 from app.storage.record_writer import RecordWriter
+from app.storage.sql.database_copy import CopyRefused, copy_database
 from app.storage.sql.storage import SqlStorage
 from app.telemetry.loop_lag import LoopLag
 from app.telemetry.metrics import Metrics, Usage
@@ -330,13 +332,43 @@ def create_key(settings: Settings, name: str) -> str:
     return token
 
 
-def _make_data_dir(settings: Settings) -> None:
+def copy_records(source: str, target: str, tell: Callable[[str], None]) -> None:
+    """Copy all records to a database without any and compare the two.
+
+    Args:
+        source: a data directory, or a URL that begins with `sqlite:///` or `postgresql://`.
+        target: the same.
+        tell: gets the lines that are to be shown.
+
+    Raises:
+        ConfigurationError: the copy is refused; the message says why, and nothing was copied.
+        StorageError: it failed. Nothing was copied, unless the message says otherwise.
+    """
+    to = _database(target)
+    if isinstance(to, Path):
+        _make_directory(to.parent, "--to")
     try:
-        settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        sums = copy_database(_database(source), to, tell)
+    except (CopyRefused, SchemaTooNew, ConfigurationError) as error:
+        raise ConfigurationError(_sentence("the copy is refused", error)) from None
+    except (ValueError, OSError) as error:
+        raise ConfigurationError(_sentence("one of the databases cannot be used", error)) from None
+    tell(f"compared: {len(sums)} tables, {sum(one.rows for one in sums)} rows, the same in both databases")
+
+
+def _database(given: str) -> str | Path:
+    return given if "://" in given else Path(given).expanduser().resolve() / "toolcrib.db"
+
+
+def _make_data_dir(settings: Settings) -> None:
+    _make_directory(settings.data_dir, variable("data_dir"))
+
+
+def _make_directory(directory: Path, given_by: str) -> None:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigurationError(
-            f"{variable('data_dir')}: {settings.data_dir} cannot be made: {error.strerror}."
-        ) from None
+        raise ConfigurationError(f"{given_by}: {directory} cannot be made: {error.strerror}.") from None
 
 
 def _open_storage(settings: Settings) -> SqlStorage:
