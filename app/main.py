@@ -16,6 +16,7 @@ from typing import Final
 
 import structlog
 from fastapi import FastAPI
+from opentelemetry.trace import TracerProvider
 from starlette.middleware.cors import CORSMiddleware
 
 from app import __version__
@@ -33,7 +34,9 @@ from app.execution.recovery import recover
 from app.execution.runner import BatchRunner
 from app.hooks.chain import hook_chain, load_hooks
 from app.sandbox.base import Sandbox, Tier
+from app.sandbox.decoder import Decoder
 from app.sandbox.file_pool import FilePool
+from app.sandbox.limits import CommandLimits, CommandPolicy, memory_share
 from app.sandbox.local import LocalSandbox
 from app.sandbox.process_slots import ProcessSlots
 from app.sandbox.refused import RefusedSandbox
@@ -58,6 +61,8 @@ from app.storage.sql.database_copy import CopyRefused, copy_database
 from app.storage.sql.storage import SqlStorage
 from app.telemetry.loop_lag import LoopLag
 from app.telemetry.metrics import Metrics, Usage
+from app.telemetry.observer import Both, Observe
+from app.telemetry.tracing import QUIET_PATHS, Tracing, close_provider, open_exporting_provider
 from app.tools.file_mutation_queue import FileMutationQueue
 from app.tools.powershell import find_powershell
 from app.tools.registry import ToolsOptions, WorkspaceTools, all_tool_names
@@ -109,18 +114,35 @@ def _stop_process() -> None:
     signal.raise_signal(signal.SIGTERM)
 
 
-def create_app(settings: Settings, *, stop: Callable[[], None] = _stop_process) -> FastAPI:
+def create_app(
+    settings: Settings, *, stop: Callable[[], None] = _stop_process, tracer_provider: TracerProvider | None = None
+) -> FastAPI:
     """Return the application; its lifespan builds `app.state.services` and takes them down again.
 
-    `stop` is called on the event loop when the service can no longer do its work and has to end.
+    Args:
+        settings: what to build.
+        stop: called on the event loop when the service can no longer do its work and has to end.
+        tracer_provider: where spans go, and who calls this closes it; None makes one when the settings ask for traces.
+
+    Raises:
+        ConfigurationError: traces are asked for and the extra `otel` is not installed.
     """
     metrics = Metrics(sorted(all_tool_names))
+    observe: Observe = metrics.batch_taken_up
+    exporting = open_exporting_provider() if settings.tracing and tracer_provider is None else None
+    provider = exporting or tracer_provider
+    if provider is not None:
+        observe = Both(observe, Tracing(provider, frozenset(all_tool_names)))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with running(settings, stop, metrics) as services:
-            app.state.services = services
-            yield
+        try:
+            async with running(settings, stop, metrics, observe) as services:
+                app.state.services = services
+                yield
+        finally:
+            if exporting is not None:
+                await asyncio.to_thread(close_provider, exporting)
 
     app = FastAPI(
         title="Toolcrib",
@@ -132,6 +154,15 @@ def create_app(settings: Settings, *, stop: Callable[[], None] = _stop_process) 
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        telemetry={
+            "tracer_provider": provider,
+            "tracing": provider is not None,
+            "metrics": False,
+            "logs": False,
+            "operation_spans": False,
+            "auto_configure": False,
+            "exclude": lambda scope: scope.get("path") in QUIET_PATHS,
+        },
     )
     for module in (batches, calls, workspaces, files, tools, operations):
         app.include_router(module.router)
@@ -154,7 +185,10 @@ def create_app(settings: Settings, *, stop: Callable[[], None] = _stop_process) 
 
 @asynccontextmanager
 async def running(
-    settings: Settings, stop: Callable[[], None] = _stop_process, metrics: Metrics | None = None
+    settings: Settings,
+    stop: Callable[[], None] = _stop_process,
+    metrics: Metrics | None = None,
+    observe: Observe | None = None,
 ) -> AsyncIterator[Services]:
     """Build everything, recover what a crash left, and take it all down again.
 
@@ -162,6 +196,7 @@ async def running(
         settings: what to build.
         stop: called on the event loop when the service can no longer do its work and has to end.
         metrics: where to count; None makes its own.
+        observe: is told of every batch; None is `metrics`.
 
     Raises:
         ConfigurationError: the service cannot start as it is set up; the message is a sentence.
@@ -203,20 +238,25 @@ async def running(
         file_pool = FilePool()
         stack.callback(file_pool.close)
         mutations = FileMutationQueue()
-        sandbox = await _sandbox(settings)
+        policy = _command_policy(settings)
+        sandbox = await _sandbox(settings, policy.limits)
         stack.push_async_callback(sandbox.close)
         # Searching runs no code of a caller, so it works where commands are refused.
-        searching = sandbox if isinstance(sandbox, LocalSandbox) else LocalSandbox()
+        searching = sandbox if isinstance(sandbox, LocalSandbox) else LocalSandbox(most=policy.limits)
         stack.push_async_callback(searching.close)
         ripgrep = Ripgrep(searching)
         slots = ProcessSlots(settings.commands, settings.commands_per_workspace)
+        decoder = Decoder()
+        stack.callback(decoder.close)
         shared = ToolsOptions(
             sandbox=sandbox,
             files=file_pool,
             mutations=mutations,
             commands=slots,
             ripgrep=ripgrep,
+            decoder=decoder,
             powershell=None if settings.powershell is None else str(settings.powershell),
+            policy=policy,
         )
         finalizer = Finalizer(storage, reads, records)
         runner = BatchRunner(
@@ -226,7 +266,7 @@ async def running(
             finalizer=finalizer,
             hooks=hook_chain(load_hooks()),
             tools=partial(WorkspaceTools, shared),
-            observe=metrics.batch_taken_up,
+            observe=observe or metrics.batch_taken_up,
         )
         backend = LocalBackend(runner)
         backends.append(backend)
@@ -239,6 +279,7 @@ async def running(
             batches=batch_service,
             roots=WorkspaceRoots(settings.data_dir, settings.workspace_roots),
             allow_unrestricted=settings.allow_unrestricted,
+            policy=policy,
         )
         about = About(
             version=__version__,
@@ -300,7 +341,7 @@ async def running(
         housekeeping = asyncio.create_task(workspace_service.keep_house(), name="housekeeping")
         stack.push_async_callback(_cancel, housekeeping)
         stack.push_async_callback(_end_batches, batch_service)
-        _log.info("ready", data_dir=str(settings.data_dir), sandbox=sandbox.report.tier)
+        _log.info("ready", data_dir=str(settings.data_dir), sandbox=about.sandbox)
         yield services
 
 
@@ -393,7 +434,23 @@ def _sentence(what: str, error: Exception) -> str:
     return f"{what}: {' '.join(str(error).split()).removesuffix('.')}."
 
 
-async def _sandbox(settings: Settings) -> Sandbox:
+def _command_policy(settings: Settings) -> CommandPolicy:
+    memory = settings.command_memory_bytes
+    return CommandPolicy(
+        CommandLimits(
+            processes=settings.command_processes,
+            open_files=settings.command_open_files,
+            file_bytes=settings.command_file_bytes,
+            cpu_seconds=settings.command_cpu_seconds,
+            memory_bytes=memory_share() if memory is None else memory,
+            tmp_bytes=settings.command_tmp_bytes,
+        ),
+        allow_network=settings.allow_network,
+        min_free_bytes=settings.min_free_bytes,
+    )
+
+
+async def _sandbox(settings: Settings, most: CommandLimits) -> Sandbox:
     """Return the strongest sandbox that holds, or the one that is asked for.
 
     Raises:
@@ -404,7 +461,7 @@ async def _sandbox(settings: Settings) -> Sandbox:
         tiers = (settings.sandbox,)
     elif not settings.loopback:
         tiers = ("namespace", "landlock")
-    means = SandboxMeans(settings.data_dir, settings.sandbox_readable, settings.bwrap)
+    means = SandboxMeans(settings.data_dir, settings.sandbox_readable, settings.bwrap, most)
     selection = await select_sandbox(tiers, means)
     for tier, reason in selection.refused.items():
         if settings.sandbox != "auto":

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 
 from app.domain.workspace import WorkspaceOptions
 from app.sandbox.base import Sandbox
+from app.sandbox.decoder import Decoder
 from app.sandbox.file_pool import FilePool
+from app.sandbox.limits import NO_POLICY, CommandPolicy
 from app.sandbox.process_slots import ProcessSlots
 from app.sandbox.ripgrep import Ripgrep
 from app.tools.file_mutation_queue import FileMutationQueue
@@ -18,7 +20,9 @@ class ToolEnvironment:
     `root_identity` is the `(st_dev, st_ino)` the root had when the workspace was made; None does not check.
     `ripgrep` is what grep runs, shared too; None makes one of its own for each tool, in `sandbox`. `powershell` is the
     path of pwsh; None looks for it on the commands' PATH.
-    `commands` bounds how many commands run at once, shared too; `tenant` is whose they are counted as.
+    `policy` is what the server grants commands.
+    `commands` bounds how many commands run at once, shared too; `tenant` is whose they are counted as. `decoder` takes
+    images and PDF files apart, shared likewise.
     `output_url` gives the URL of a call's captured output for the caller's call id, or None when it has none.
     """
 
@@ -33,3 +37,5 @@ class ToolEnvironment:
     output_url: Callable[[str], str | None] | None = None
     ripgrep: Ripgrep | None = None
     powershell: str | None = None
+    decoder: Decoder = field(default_factory=Decoder)
+    policy: CommandPolicy = NO_POLICY
