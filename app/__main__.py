@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app import __version__
 from app.api.dependencies import Services
 from app.errors import ConfigurationError
-from app.main import copy_records, create_app, create_key, migrate
+from app.main import copy_records, create_app, create_key, migrate, relocate_workspaces
 from app.settings import Settings, unknown_variables, variable
 from app.storage.base import StorageError
 from app.telemetry.logs import configure_logging
@@ -54,6 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     place = "a data directory, or sqlite:///PATH, or postgresql://USER@HOST/NAME"
     copy.add_argument("--from", dest="source", required=True, metavar="DATABASE", help=place)
     copy.add_argument("--to", dest="target", required=True, metavar="DATABASE", help="the same")
+    database.add_parser(
+        "relocate",
+        help="take the directories at the workspaces' roots for theirs, after a restore",
+        description="Note which directories stand at the roots of the open workspaces: in the data directory those of "
+        "managed ones, where they were those of adopted ones. Stop the service before.",
+    )
     asked = parser.parse_args(arguments)
     if asked.command == "version":
         sys.stdout.write(f"toolcrib {__version__}\n")
@@ -67,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             migrate(settings)
         elif asked.command == "key":
             sys.stdout.write(create_key(settings, asked.name) + "\n")
+        elif asked.command == "db" and asked.db_command == "relocate":
+            relocate_workspaces(settings, _say)
         elif asked.command == "db":
             copy_records(asked.source, asked.target, _say)
         else:

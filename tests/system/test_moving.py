@@ -1,14 +1,18 @@
 """A service that moves from SQLite to Postgres: the same answers from the other database."""
 
+import os
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
+from app.domain.ids import new_id
 from app.errors import ConfigurationError
-from app.main import copy_records
-from tests.support.server import ServerProcess, eventually
+from app.main import copy_records, relocate_workspaces
+from tests.support.server import ServerProcess, ServerThread, eventually
 
 # What the records hold that is no plain text: U+0000, bytes that are no UTF-8, more than one page of output.
 COMMANDS = (
@@ -109,3 +113,54 @@ def test_a_service_on_the_copy_answers_as_the_one_before(tmp_path: Path, postgre
         copy_records(str(data_dir), postgres_url, lines.append)
     copy_records(postgres_url, str(tmp_path / "back"), lines.append)
     assert (tmp_path / "back").stat().st_mode & 0o077 == 0
+
+
+def test_directories_that_were_put_back_are_taken_for_the_workspaces_own(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    adopted_root = tmp_path / "adopted"
+    adopted_root.mkdir()
+    if os.geteuid() == 0:
+        os.chown(adopted_root, 65534, 65534)
+    lines: list[str] = []
+    with ServerThread(data_dir, workspace_roots=(adopted_root,)) as server, server.client() as client:
+        managed, gone = (client.post("/v1/workspaces", json={"files": {"a.txt": "a"}}).json() for _ in range(2))
+        adopted = client.post("/v1/workspaces", json={"root": str(adopted_root)}).json()
+    shutil.rmtree(gone["root"])
+    for root in (Path(managed["root"]), adopted_root):
+        old = tmp_path / f"old-{root.name}"
+        root.rename(old)
+        subprocess.run(["cp", "-a", old, root], check=True)
+    read = f"/v1/workspaces/{managed['id']}/tools/read"
+    with ServerThread(data_dir, workspace_roots=(adopted_root,)) as server, server.client() as client:
+        assert client.post(read, json={"path": "a.txt"}).json()["code"] == "workspace_moved"
+        with pytest.raises(ConfigurationError, match="nothing was changed: another Toolcrib process"):
+            relocate_workspaces(server.settings, lines.append)
+        settings = server.settings
+    relocate_workspaces(settings, lines.append)
+    assert lines == [
+        f"{gone['id']}: there is no directory {gone['root']}",
+        "open workspaces: 3; the directories of 2 were taken for theirs, those of 1 are missing",
+    ]
+    with ServerThread(data_dir, workspace_roots=(adopted_root,)) as server, server.client() as client:
+        assert client.post(read, json={"path": "a.txt"}).json()["status"] == "succeeded"
+        listed = client.post(f"/v1/workspaces/{adopted['id']}/tools/ls", json={}).json()
+        assert listed["status"] == "succeeded"
+
+
+def test_a_start_on_an_empty_database_leaves_the_workspaces_of_another_one_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.services.workspace_roots.ORPHAN_SECONDS", -1.0)
+    data_dir = tmp_path / "data"
+    with ServerThread(data_dir) as server, server.client() as client:
+        kept = client.post("/v1/workspaces", json={}).json()
+    (data_dir / "toolcrib.db").rename(tmp_path / "toolcrib.db")
+    with ServerThread(data_dir) as server, server.client() as client:
+        first = client.post("/v1/workspaces", json={}).json()
+    # Half-made by a service that died: younger than a record, and in none.
+    orphan = data_dir / "workspaces" / new_id("ws")
+    orphan.mkdir()
+    with ServerThread(data_dir):
+        assert not orphan.exists()
+    assert Path(kept["root"]).is_dir()
+    assert Path(first["root"]).is_dir()
