@@ -63,7 +63,8 @@ def contents(database: str | Path) -> Rows:
     found: Rows = {}
     with open_database(database).migrator().connect() as connection:
         for table in metadata.sorted_tables:
-            places = [table.columns.keys().index(name) for name in table.primary_key.columns]
+            names = table.columns.keys()
+            places = [names.index(column.name) for column in table.primary_key.columns]
             rows = [tuple(row) for row in connection.execute(select(table))]
             found[table.name] = sorted(rows, key=lambda row, places=places: [row[place] for place in places])
     return found
