@@ -41,10 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.add_parser("serve", help="bring the database up to date and serve (the default)")
     commands.add_parser("migrate", help="bring the database up to date")
-    commands.add_parser("version", help="print the version")
-    key = commands.add_parser("key", help="API keys").add_subparsers(dest="key_command", required=True)
-    create = key.add_parser("create", help="make a key and print it")
-    create.add_argument("--name", default="", help="what the key is for")
     database = commands.add_parser("db", help="the database").add_subparsers(dest="db_command", required=True)
     copy = database.add_parser(
         "copy",
@@ -60,6 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Note which directories stand at the roots of the open workspaces: in the data directory those of "
         "managed ones, where they were those of adopted ones. Stop the service before.",
     )
+    commands.add_parser("version", help="print the version")
+    key = commands.add_parser("key", help="API keys").add_subparsers(dest="key_command", required=True)
+    create = key.add_parser("create", help="make a key and print it")
+    create.add_argument("--name", default="", help="what the key is for")
     asked = parser.parse_args(arguments)
     if asked.command == "version":
         sys.stdout.write(f"toolcrib {__version__}\n")
@@ -71,12 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _log.warning("unknown_setting", variable=name, did_you_mean=nearest)
         if asked.command == "migrate":
             migrate(settings)
-        elif asked.command == "key":
-            sys.stdout.write(create_key(settings, asked.name) + "\n")
         elif asked.command == "db" and asked.db_command == "relocate":
             relocate_workspaces(settings, _say)
         elif asked.command == "db":
             copy_records(asked.source, asked.target, _say)
+        elif asked.command == "key":
+            sys.stdout.write(create_key(settings, asked.name) + "\n")
         else:
             return _serve(settings)
     except ConfigurationError as error:
@@ -87,11 +87,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"toolcrib: {' '.join(str(error).split())}\n")
         return 1
     return 0
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 class Server(uvicorn.Server):
@@ -272,6 +267,11 @@ async def _first_key(settings: Settings, services: Services) -> str | None:
             f"{variable('api_key')}, or make one with `toolcrib key create`."
         )
     return await services.keys.create("first start")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def _bind(host: str, port: int, prefix: str = "") -> socket.socket:

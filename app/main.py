@@ -373,24 +373,6 @@ def migrate(settings: Settings) -> None:
     _open_storage(settings).close()
 
 
-def create_key(settings: Settings, name: str) -> str:
-    """Make an API key and return its token, which is stored nowhere; a service that runs takes it at once.
-
-    Raises:
-        ConfigurationError: the database cannot be used.
-    """
-    _make_data_dir(settings)
-    storage = _open_storage(settings)
-    try:
-        key, token = make_key(name)
-        storage.apply([CreateKey(key)])
-    except StorageError as error:
-        raise ConfigurationError(f"the key was not stored: {error}") from error
-    finally:
-        storage.close()
-    return token
-
-
 def copy_records(source: str, target: str, tell: Callable[[str], None]) -> None:
     """Copy all records to a database without any and compare the two.
 
@@ -404,9 +386,9 @@ def copy_records(source: str, target: str, tell: Callable[[str], None]) -> None:
         StorageError: it failed. Nothing was copied, unless the message says otherwise.
     """
     to = _database(target)
-    if isinstance(to, Path):
-        _make_directory(to.parent, "--to")
     try:
+        if isinstance(to, Path):
+            to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         sums = copy_database(_database(source), to, tell)
     except (CopyRefused, SchemaTooNew, ConfigurationError) as error:
         raise ConfigurationError(_sentence("the copy is refused", error)) from None
@@ -450,15 +432,31 @@ def _database(given: str) -> str | Path:
     return given if "://" in given else Path(given).expanduser().resolve() / "toolcrib.db"
 
 
-def _make_data_dir(settings: Settings) -> None:
-    _make_directory(settings.data_dir, variable("data_dir"))
+def create_key(settings: Settings, name: str) -> str:
+    """Make an API key and return its token, which is stored nowhere; a service that runs takes it at once.
 
-
-def _make_directory(directory: Path, given_by: str) -> None:
+    Raises:
+        ConfigurationError: the database cannot be used.
+    """
+    _make_data_dir(settings)
+    storage = _open_storage(settings)
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        key, token = make_key(name)
+        storage.apply([CreateKey(key)])
+    except StorageError as error:
+        raise ConfigurationError(f"the key was not stored: {error}") from error
+    finally:
+        storage.close()
+    return token
+
+
+def _make_data_dir(settings: Settings) -> None:
+    try:
+        settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigurationError(f"{given_by}: {directory} cannot be made: {error.strerror}.") from None
+        raise ConfigurationError(
+            f"{variable('data_dir')}: {settings.data_dir} cannot be made: {error.strerror}."
+        ) from None
 
 
 def _open_storage(settings: Settings) -> SqlStorage:

@@ -145,7 +145,11 @@ def test_a_command_that_is_none_is_refused(arguments: list[str], capsys: Capture
         ("{tmp}/nothing", "{tmp}/to", "the copy is refused: there is no database {tmp}/nothing/toolcrib.db."),
         ("mysql://h/x", "{tmp}/to", "the copy is refused: the database URL begins with mysql://"),
         ("{tmp}/data", "postgresql://u:hunter2@h:port/x", "one of the databases cannot be used"),
-        ("{tmp}/data", "/proc/nowhere", "--to: /proc/nowhere cannot be made"),
+        (
+            "{tmp}/data",
+            "/proc/nowhere",
+            "one of the databases cannot be used: [Errno 2] No such file or directory: '/proc/nowhere'.",
+        ),
         ("sqlite://", "{tmp}/to", "the copy is refused: the database URL begins with sqlite://"),
     ],
 )
