@@ -289,7 +289,8 @@ class WorkspaceService:
             return
         if found is not None and found != known.identity:
             raise WorkspaceMoved(
-                f"another directory stands at {known.path}; put the old one back, or make a new workspace"
+                f"another directory stands at {known.path}; put the old one back, make a new workspace, or, after a "
+                "restore, run `toolcrib db relocate`"
             )
 
     # -- keeping house ------------------------------------------------------------------------------------------------
