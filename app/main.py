@@ -29,6 +29,7 @@ from app.domain.abort import AbortReason
 from app.domain.retention import RetentionPolicy
 from app.domain.workspace import Workspace
 from app.errors import ConfigurationError
+from app.events.feed import WorkspaceFeed
 from app.events.log import EventLog
 from app.execution.backends.local import LocalBackend
 from app.execution.finalizer import Finalizer
@@ -60,7 +61,7 @@ from app.storage.ballast import Ballast
 from app.storage.base import CreateKey, SchemaTooNew, StorageError
 from app.storage.instance_lock import InstanceLock
 from app.storage.read_pool import ReadPool
-from app.storage.record_writer import RecordWriter
+from app.storage.record_writer import Commit, RecordWriter
 from app.storage.sql.database_copy import CopyRefused, copy_database
 from app.storage.sql.relocation import Standing, relocate
 from app.storage.sql.storage import SqlStorage
@@ -221,6 +222,12 @@ async def running(
         backends: list[LocalBackend] = []
         log = EventLog(storage, reads, is_local=lambda batch_id: any(made.is_local(batch_id) for made in backends))
 
+        feed = WorkspaceFeed(storage, reads, shared=settings.database_url is not None)
+
+        def committed(writes: Commit) -> None:
+            log.committed(writes)
+            feed.committed(writes)
+
         def give_up(error: BaseException) -> None:
             # Nothing can be stored any more, so nothing may run.
             _log.critical("record_writer_died", exc_info=error)
@@ -231,7 +238,7 @@ async def running(
 
         records = RecordWriter(
             storage,
-            on_commit=log.committed,
+            on_commit=committed,
             on_death=give_up,
             on_group=metrics.committed,
             ballast=None if settings.database_url is not None else Ballast(settings.data_dir / "ballast"),
@@ -316,6 +323,7 @@ async def running(
             files=FileService(access, max_upload_bytes=settings.max_upload_bytes),
             archives=ArchiveService(access, max_bytes=settings.max_upload_bytes),
             batches=batch_service,
+            feed=feed,
             tools=ToolCatalog(),
             readiness=readiness,
             metrics=metrics,
@@ -334,7 +342,7 @@ async def running(
                 },
                 commands_waiting=slots.use.waiting,
                 searches_waiting=ripgrep.waiting,
-                followers=log.followers,
+                followers=log.followers + feed.followers,
                 writes_waiting=records.depth,
                 records_removed=retention.removed.to_json(),
                 disk_full=records.full,
