@@ -328,7 +328,7 @@ async def running(
             tools=ToolCatalog(),
             rates=rates,
             streams=streams,
-            pressure=Pressure(rates, streams, admission, backend, slots, ripgrep.slots, records),
+            pressure=Pressure(rates, streams, admission, backend, slots, ripgrep.slots, records, policy),
             readiness=readiness,
             metrics=metrics,
             about=about,
