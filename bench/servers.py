@@ -48,11 +48,17 @@ class Server:
 
 
 def toolcrib(
-    data_dir: Path, module: str = "app", sandbox: str = "auto", settings: Mapping[str, str] | None = None
+    data_dir: Path,
+    module: str = "app",
+    sandbox: str = "auto",
+    database_url: str | None = None,
+    settings: Mapping[str, str] | None = None,
 ) -> AbstractContextManager[Server]:
     """Serve Toolcrib as a user would; `module` is run in place of `app` with the same arguments."""
-    own = {"TOOLCRIB_API_KEY": API_KEY, "TOOLCRIB_DATA_DIR": str(data_dir), "TOOLCRIB_PORT": "0"}
-    return _serve([module, "serve"], {**own, "TOOLCRIB_SANDBOX": sandbox, **(settings or {})})
+    own = {"TOOLCRIB_API_KEY": API_KEY, "TOOLCRIB_DATA_DIR": str(data_dir), "TOOLCRIB_PORT": "0", **(settings or {})}
+    if database_url is not None:
+        own["TOOLCRIB_DATABASE_URL"] = database_url
+    return _serve([module, "serve"], {**own, "TOOLCRIB_SANDBOX": sandbox})
 
 
 def floor(data_dir: Path) -> AbstractContextManager[Server]:

@@ -25,6 +25,7 @@ from app.errors import (
     PayloadTooLarge,
     Unauthorized,
 )
+from app.events.feed import WorkspaceFeed
 from app.services.archives import ArchiveService
 from app.services.batches import BatchService
 from app.services.files import FileService
@@ -66,6 +67,7 @@ class Services:
     files: FileService
     archives: ArchiveService
     batches: BatchService
+    feed: WorkspaceFeed
     tools: ToolCatalog
     rates: RequestRates
     streams: StreamSlots

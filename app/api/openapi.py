@@ -11,6 +11,7 @@ from app.api.errors import KINDS
 from app.api.schemas import (
     BatchRequestBody,
     EventBody,
+    HintBody,
     ProblemBody,
     RequestModel,
     WorkspacePatchBody,
@@ -75,7 +76,8 @@ def build_openapi(app: FastAPI) -> dict[str, Any]:
         title=app.title, version=app.version, description=app.description, routes=app.routes, tags=app.openapi_tags
     )
     _, definitions = models_json_schema(
-        [(model, "validation") for model in _REQUESTS] + [(ProblemBody, "serialization"), (EventBody, "serialization")],
+        [(model, "validation") for model in _REQUESTS]
+        + [(model, "serialization") for model in (ProblemBody, EventBody, HintBody)],
         by_alias=True,
         ref_template=_REFERENCE,
     )

@@ -223,7 +223,7 @@ async def get_events(
     if frames is None:
         return Response(status_code=204)
     if request.method == "HEAD":
-        return Response(media_type=form)
+        return EventStream(frames, form)
     return EventStream(frames, form, on_close=services.streams.open(caller.id, batch_id).close)
 
 
