@@ -32,6 +32,7 @@ from app.execution.recovery import recover
 from app.execution.runner import BatchRunner
 from app.hooks.chain import hook_chain, load_hooks
 from app.sandbox.base import Sandbox, Tier
+from app.sandbox.disk import DiskUsage
 from app.sandbox.file_pool import FilePool
 from app.sandbox.limits import CommandLimits, CommandPolicy, memory_share
 from app.sandbox.local import LocalSandbox
@@ -203,6 +204,7 @@ async def running(
         stack.callback(file_pool.close)
         mutations = FileMutationQueue()
         policy = _command_policy(settings)
+        disk_usage = DiskUsage(settings.workspace_bytes or None)
         sandbox = await _sandbox(settings, policy.limits)
         stack.push_async_callback(sandbox.close)
         # Searching runs no code of a caller, so it works where commands are refused.
@@ -218,6 +220,7 @@ async def running(
             ripgrep=ripgrep,
             powershell=None if settings.powershell is None else str(settings.powershell),
             policy=policy,
+            usage=disk_usage,
         )
         finalizer = Finalizer(storage, reads, records)
         runner = BatchRunner(
@@ -241,6 +244,7 @@ async def running(
             roots=WorkspaceRoots(settings.data_dir, settings.workspace_roots),
             allow_unrestricted=settings.allow_unrestricted,
             policy=policy,
+            usage=disk_usage,
         )
         about = About(
             version=__version__,
@@ -250,7 +254,7 @@ async def running(
             ripgrep=await ripgrep.version(),
             powershell=find_powershell(shared.powershell) is not None,
         )
-        access = FileAccess(workspace_service, file_pool, mutations)
+        access = FileAccess(workspace_service, file_pool, mutations, disk_usage)
         services = Services(
             keys=KeyService(
                 storage=storage,
