@@ -15,6 +15,7 @@ from typing import Final
 
 import structlog
 from fastapi import FastAPI
+from opentelemetry.trace import TracerProvider
 from starlette.middleware.cors import CORSMiddleware
 
 from app import __version__
@@ -24,6 +25,7 @@ from app.api.middleware import FaultBarrier, RequestContext
 from app.api.openapi import build_openapi
 from app.api.routes import batches, calls, files, operations, tools, workspaces
 from app.domain.abort import AbortReason
+from app.domain.retention import RetentionPolicy
 from app.errors import ConfigurationError
 from app.events.log import EventLog
 from app.execution.backends.local import LocalBackend
@@ -32,6 +34,7 @@ from app.execution.recovery import recover
 from app.execution.runner import BatchRunner
 from app.hooks.chain import hook_chain, load_hooks
 from app.sandbox.base import Sandbox, Tier
+from app.sandbox.decoder import Decoder
 from app.sandbox.disk import DiskUsage
 from app.sandbox.file_pool import FilePool
 from app.sandbox.limits import CommandLimits, CommandPolicy, memory_share
@@ -46,6 +49,7 @@ from app.services.file_access import FileAccess
 from app.services.files import FileService
 from app.services.keys import KeyService, make_key
 from app.services.readiness import Readiness
+from app.services.retention import Retention
 from app.services.tool_catalog import ToolCatalog
 from app.services.workspace_roots import WorkspaceRoots
 from app.services.workspaces import WorkspaceService
@@ -58,6 +62,8 @@ from app.storage.record_writer import RecordWriter
 from app.storage.sql.storage import SqlStorage
 from app.telemetry.loop_lag import LoopLag
 from app.telemetry.metrics import Metrics, Usage
+from app.telemetry.observer import Both, Observe
+from app.telemetry.tracing import QUIET_PATHS, Tracing, close_provider, open_exporting_provider
 from app.tools.file_mutation_queue import FileMutationQueue
 from app.tools.powershell import find_powershell
 from app.tools.registry import ToolsOptions, WorkspaceTools, all_tool_names
@@ -109,18 +115,35 @@ def _stop_process() -> None:
     signal.raise_signal(signal.SIGTERM)
 
 
-def create_app(settings: Settings, *, stop: Callable[[], None] = _stop_process) -> FastAPI:
+def create_app(
+    settings: Settings, *, stop: Callable[[], None] = _stop_process, tracer_provider: TracerProvider | None = None
+) -> FastAPI:
     """Return the application; its lifespan builds `app.state.services` and takes them down again.
 
-    `stop` is called on the event loop when the service can no longer do its work and has to end.
+    Args:
+        settings: what to build.
+        stop: called on the event loop when the service can no longer do its work and has to end.
+        tracer_provider: where spans go, and who calls this closes it; None makes one when the settings ask for traces.
+
+    Raises:
+        ConfigurationError: traces are asked for and the extra `otel` is not installed.
     """
     metrics = Metrics(sorted(all_tool_names))
+    observe: Observe = metrics.batch_taken_up
+    exporting = open_exporting_provider() if settings.tracing and tracer_provider is None else None
+    provider = exporting or tracer_provider
+    if provider is not None:
+        observe = Both(observe, Tracing(provider, frozenset(all_tool_names)))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with running(settings, stop, metrics) as services:
-            app.state.services = services
-            yield
+        try:
+            async with running(settings, stop, metrics, observe) as services:
+                app.state.services = services
+                yield
+        finally:
+            if exporting is not None:
+                await asyncio.to_thread(close_provider, exporting)
 
     app = FastAPI(
         title="Toolcrib",
@@ -132,6 +155,15 @@ def create_app(settings: Settings, *, stop: Callable[[], None] = _stop_process) 
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        telemetry={
+            "tracer_provider": provider,
+            "tracing": provider is not None,
+            "metrics": False,
+            "logs": False,
+            "operation_spans": False,
+            "auto_configure": False,
+            "exclude": lambda scope: scope.get("path") in QUIET_PATHS,
+        },
     )
     for module in (batches, calls, workspaces, files, tools, operations):
         app.include_router(module.router)
@@ -154,7 +186,10 @@ def create_app(settings: Settings, *, stop: Callable[[], None] = _stop_process) 
 
 @asynccontextmanager
 async def running(
-    settings: Settings, stop: Callable[[], None] = _stop_process, metrics: Metrics | None = None
+    settings: Settings,
+    stop: Callable[[], None] = _stop_process,
+    metrics: Metrics | None = None,
+    observe: Observe | None = None,
 ) -> AsyncIterator[Services]:
     """Build everything, recover what a crash left, and take it all down again.
 
@@ -162,6 +197,7 @@ async def running(
         settings: what to build.
         stop: called on the event loop when the service can no longer do its work and has to end.
         metrics: where to count; None makes its own.
+        observe: is told of every batch; None is `metrics`.
 
     Raises:
         ConfigurationError: the service cannot start as it is set up; the message is a sentence.
@@ -212,12 +248,15 @@ async def running(
         stack.push_async_callback(searching.close)
         ripgrep = Ripgrep(searching)
         slots = ProcessSlots(settings.commands, settings.commands_per_workspace)
+        decoder = Decoder()
+        stack.callback(decoder.close)
         shared = ToolsOptions(
             sandbox=sandbox,
             files=file_pool,
             mutations=mutations,
             commands=slots,
             ripgrep=ripgrep,
+            decoder=decoder,
             powershell=None if settings.powershell is None else str(settings.powershell),
             policy=policy,
             usage=disk_usage,
@@ -230,7 +269,7 @@ async def running(
             finalizer=finalizer,
             hooks=hook_chain(load_hooks()),
             tools=partial(WorkspaceTools, shared),
-            observe=metrics.batch_taken_up,
+            observe=observe or metrics.batch_taken_up,
         )
         backend = LocalBackend(runner)
         backends.append(backend)
@@ -245,6 +284,16 @@ async def running(
             allow_unrestricted=settings.allow_unrestricted,
             policy=policy,
             usage=disk_usage,
+        )
+        retention = Retention(
+            storage=storage,
+            reads=reads,
+            records=records,
+            policy=RetentionPolicy(
+                output_seconds=settings.retain_output,
+                event_seconds=settings.retain_events,
+                record_seconds=settings.retain_records,
+            ),
         )
         about = About(
             version=__version__,
@@ -286,6 +335,7 @@ async def running(
                 searches_waiting=ripgrep.waiting,
                 followers=log.followers,
                 writes_waiting=records.depth,
+                records_removed=retention.removed.to_json(),
                 disk_full=records.full,
                 files_running=file_pool.running,
                 files_waiting=file_pool.waiting,
@@ -303,10 +353,12 @@ async def running(
         stack.callback(lag.stop)
         await workspace_service.recover()
         await recover(storage, reads, finalizer, backend)
+        keeping_records = asyncio.create_task(retention.keep(), name="retention")
+        stack.push_async_callback(_cancel, keeping_records)
         housekeeping = asyncio.create_task(workspace_service.keep_house(), name="housekeeping")
         stack.push_async_callback(_cancel, housekeeping)
         stack.push_async_callback(_end_batches, batch_service)
-        _log.info("ready", data_dir=str(settings.data_dir), sandbox=sandbox.report.tier)
+        _log.info("ready", data_dir=str(settings.data_dir), sandbox=about.sandbox)
         yield services
 
 

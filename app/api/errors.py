@@ -42,6 +42,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "conflict": Kind(409, "The request conflicts with what is there"),
     "workspace_moved": Kind(409, "Another directory stands at the workspace's root"),
     "workspace_gone": Kind(410, "The workspace was deleted or has expired"),
+    "output_gone": Kind(410, "The output was removed"),
     "precondition_failed": Kind(412, "The file is not the one the condition names"),
     "payload_too_large": Kind(413, "The body is too large"),
     "unsupported_media_type": Kind(415, "The body is encoded in a way that is not supported"),
@@ -77,12 +78,10 @@ class NotReady(AppError):
     code = "not_ready"
 
 
-def problem(
-    scope: Scope, code: str, detail: str, /, *, headers: Mapping[str, str] | None = None, **members: Any
-) -> Response:
-    """Return the response of one problem; `members` are further members of the document."""
+def problem_document(scope: Scope, code: str, detail: str) -> dict[str, Any]:
+    """Return what every problem document has."""
     kind = KINDS[code]
-    body = {
+    return {
         "type": f"urn:toolcrib:problem:{code}",
         "title": kind.title,
         "status": kind.status,
@@ -90,8 +89,15 @@ def problem(
         "instance": scope["path"],
         "code": code,
         "requestId": scope["state"]["request_id"],
-        **members,
     }
+
+
+def problem(
+    scope: Scope, code: str, detail: str, /, *, headers: Mapping[str, str] | None = None, **members: Any
+) -> Response:
+    """Return the response of one problem; `members` are further members of the document."""
+    kind = KINDS[code]
+    body = {**problem_document(scope, code, detail), **members}
     sent = dict(headers or {})
     if kind.retry_after is not None:
         sent.setdefault("Retry-After", str(kind.retry_after))

@@ -424,15 +424,19 @@ class HealthBody(ResponseModel):
     status: Literal["ok"]
 
 
-class ReadyBody(ResponseModel):
-    status: Literal["ready"]
-
-
 class SandboxBody(ResponseModel):
     """`missing` lists what a caller may expect of a sandbox and does not get from this one."""
 
     tier: Literal["namespace", "landlock", "process"]
     missing: list[str]
+
+
+class ReadyBody(ResponseModel):
+    """`checks` has `ok` or a sentence for each of `accepting`, `writer`, `database` and `workspaces`."""
+
+    status: Literal["ready"]
+    checks: dict[str, str]
+    sandbox: SandboxBody
 
 
 class VersionBody(ResponseModel):

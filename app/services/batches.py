@@ -15,7 +15,7 @@ from app.domain.events import EventType, OutputStream, StoredEvent
 from app.domain.idempotency import IdempotencyKey
 from app.domain.ids import new_id
 from app.domain.tool_call import CallRecord, CallStatus, ExecutionMode
-from app.errors import NoSpace, NotFound, Overloaded, WorkspaceGone
+from app.errors import NoSpace, NotFound, OutputGone, Overloaded, WorkspaceGone
 from app.events.frames import event_json
 from app.events.log import EventLog, Updates
 from app.execution.backends.base import Backend
@@ -33,6 +33,8 @@ from app.storage.base import (
 )
 from app.storage.read_pool import ReadPool
 from app.storage.record_writer import RecordWriter
+
+EXPORT_PAGE: Final = 100
 
 INLINE_BYTES: Final = 4 * 1024 * 1024
 """How many bytes of arguments and results an answer with several calls carries; the rest has its own URL."""
@@ -225,6 +227,33 @@ class BatchService:
 
         `path` and `text` may come in any spelling; an absolute path is understood together with a workspace.
         """
+        found = await self._condition(condition, owner)
+        if found is None:
+            return Page((), None)
+        return await self._reads.run(self._storage.calls, found, before=before, limit=limit, inline=INLINE_BYTES)
+
+    async def every_call(
+        self, condition: CallFilter, *, owner: str | None, before: str | None
+    ) -> AsyncGenerator[Page[CallRecord], None]:
+        """Yield all calls that meet the conditions, newest first, page by page; `whole_call` completes one."""
+        found = await self._condition(condition, owner)
+        while found is not None:
+            page = await self._reads.run(
+                self._storage.calls, found, before=before, limit=EXPORT_PAGE, inline=INLINE_BYTES
+            )
+            yield page
+            before = page.next_before
+            if before is None:
+                return
+
+    async def whole_call(self, call: CallRecord) -> CallRecord | None:
+        """Return a call of a page with what the page left out; None when it was removed meanwhile."""
+        if call.arguments and (call.result is not None or not call.result_bytes):
+            return call
+        return await self._reads.run(self._storage.call, call.id)
+
+    async def _condition(self, condition: CallFilter, owner: str | None) -> CallFilter | None:
+        """Return conditions as the storage understands them; None when nothing can meet them."""
         if condition.workspace_id is not None:
             await self._check_owner(condition.workspace_id, owner, f"there is no workspace {condition.workspace_id}")
         condition = replace(condition, owner=owner)
@@ -233,9 +262,9 @@ class BatchService:
         if condition.path is not None:
             path = await self._plain_path(condition.path, condition.workspace_id)
             if path is None:
-                return Page((), None)
+                return None
             condition = replace(condition, path=path)
-        return await self._reads.run(self._storage.calls, condition, before=before, limit=limit, inline=INLINE_BYTES)
+        return condition
 
     async def open_events(
         self, batch_id: str, *, owner: str | None, cursor: int, updates: Updates
@@ -255,17 +284,31 @@ class BatchService:
         return self._log.follow(batch.id, 0, updates)
 
     async def output_extent(self, call: CallRecord, stream: OutputStream | None) -> int:
-        """Return how many bytes of a call's output are stored (None: all streams, in the order they were read)."""
+        """Return how many bytes of a call's output are stored (None: all streams, in the order they were read).
+
+        Raises:
+            OutputGone: retention has removed the output of the call's batch.
+        """
         extent = await self._reads.run(self._storage.output_extent, call.id, stream)
+        if extent is None:
+            raise OutputGone(f"what call {call.id} printed is not kept any more; its result has the end of it")
         return extent.bytes
 
     async def output(
         self, call: CallRecord, stream: OutputStream | None, start: int, end: int
     ) -> AsyncGenerator[bytes, None]:
-        """Yield bytes `start … end - 1` of a call's captured output."""
+        """Yield bytes `start … end - 1` of a call's captured output.
+
+        Raises:
+            OutputGone: retention removed some of it meanwhile.
+        """
         pieces = self._storage.output(call.id, stream, start=start, end=end)
+        left = end - start
         while (piece := await self._reads.run(next, pieces, None)) is not None:
+            left -= len(piece)
             yield piece
+        if left > 0:
+            raise OutputGone("the output was removed while it was read")
 
     def follow_output(self, call: CallRecord, stream: OutputStream | None, start: int) -> AsyncGenerator[bytes, None]:
         """Yield a call's captured output from `start` on, live, until the call has ended."""

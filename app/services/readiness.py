@@ -16,6 +16,9 @@ ANSWER_SECONDS: Final = 2.0
 _log = structlog.get_logger(__name__)
 
 
+READY: Final = "ok"
+
+
 class Readiness:
     """`draining` is set once, when the service was told to stop; `broken`, when nothing can be stored any more."""
 
@@ -26,19 +29,24 @@ class Readiness:
         self.draining = False
         self.broken = False
 
-    async def failures(self) -> list[str]:
-        """Return one sentence for each thing that keeps the service from working; empty when it is ready."""
-        found = []
-        if self.draining:
-            found.append("the service is about to stop")
-        if self.broken:
-            found.append("nothing can be stored any more")
+    async def checks(self) -> dict[str, str]:
+        """Return what was looked at, each `ok` or a sentence that says why the service cannot work."""
+        return {
+            "accepting": "the service is about to stop" if self.draining else READY,
+            "writer": "nothing can be stored any more" if self.broken else READY,
+            "database": await self._database(),
+            "workspaces": await self._workspaces(),
+        }
+
+    async def _database(self) -> str:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await self._reads.run(self._storage.ping)
         except (StorageUnavailable, TimeoutError) as error:
             _log.warning("database_away", error=str(error) or "timeout")
-            found.append("the database does not answer")
-        if not await asyncio.to_thread(os.access, self._data_dir / "workspaces", os.W_OK | os.X_OK):
-            found.append("the directory of the workspaces cannot be written")
-        return found
+            return "the database does not answer"
+        return READY
+
+    async def _workspaces(self) -> str:
+        usable = await asyncio.to_thread(os.access, self._data_dir / "workspaces", os.W_OK | os.X_OK)
+        return READY if usable else "the directory of the workspaces cannot be written"

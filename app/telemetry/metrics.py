@@ -59,6 +59,8 @@ class Usage:
     searches_waiting: int
     followers: int
     writes_waiting: int
+    records_removed: Mapping[str, int]
+    """By what: `output_bytes`, `events`, `calls`, `batches`, `workspaces`, `pages`."""
     disk_full: bool
     files_running: int
     files_waiting: int
@@ -104,6 +106,10 @@ class _UsageCollector(Collector):
         for reason, count in usage.commands_killed.items():
             killed.add_metric([reason], count)
         yield killed
+        removed = CounterMetricFamily("toolcrib_removed", "What retention has removed.", labels=["what"])
+        for what, count in usage.records_removed.items():
+            removed.add_metric([what], count)
+        yield removed
 
 
 class Metrics:

@@ -22,7 +22,7 @@ def assert_problem(response: httpx2.Response, code: str, **members: Any) -> dict
         "requestId": response.headers["x-request-id"],
         **members,
     }
-    for name in ("errors", "scope", "failures"):
+    for name in ("errors", "scope", "failures", "checks", "sandbox"):
         if name in document:
             expected.setdefault(name, document[name])
     assert document == expected

@@ -14,7 +14,11 @@ from tests.support.server import ServerThread
 
 def test_health_and_readiness_answer_get_and_head(client: httpx2.Client) -> None:
     assert client.get("/healthz").json() == {"status": "ok"}
-    assert client.get("/readyz").json() == {"status": "ready"}
+    assert client.get("/readyz").json() == {
+        "status": "ready",
+        "checks": {"accepting": "ok", "writer": "ok", "database": "ok", "workspaces": "ok"},
+        "sandbox": client.get("/version").json()["sandbox"],
+    }
     for path in ("/healthz", "/readyz"):
         response = client.head(path)
         assert (response.status_code, response.content) == (200, b"")
@@ -25,7 +29,10 @@ def test_readiness_tells_what_is_missing_and_health_does_not_care(tmp_path: Path
         shutil.rmtree(tmp_path / "data" / "workspaces")
         response = client.get("/readyz")
         document = assert_problem(response, "not_ready")
-        assert document["failures"] == ["the directory of the workspaces cannot be written"]
+        why = "the directory of the workspaces cannot be written"
+        assert document["failures"] == [why]
+        assert document["checks"] == {"accepting": "ok", "writer": "ok", "database": "ok", "workspaces": why}
+        assert document["sandbox"] == client.get("/version").json()["sandbox"]
         assert response.headers["retry-after"] == "1"
         assert client.get("/healthz").status_code == 200
 
@@ -94,5 +101,6 @@ def test_a_service_that_can_store_nothing_more_ends_and_says_so(
         response = client.post(path, json={"calls": [{"name": "read", "arguments": {"path": "x"}}]})
         assert response.status_code in {500, 503}
         assert server.services.readiness.broken
+        assert server.call(server.services.readiness.checks())["writer"] == "nothing can be stored any more"
         server._thread.join(12)
         assert not server._thread.is_alive()

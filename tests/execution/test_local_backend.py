@@ -1,6 +1,7 @@
 """Batches of this process: taken up in turn, stopped when told, ended exactly once, recovered after a crash."""
 
 import asyncio
+import contextvars
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -124,6 +125,36 @@ async def test_workspaces_take_turns_and_none_takes_every_place(storage):
             gate.open.set()
             await gate.until(5)
             assert sorted(gate.entered[3:]) == ["busy2", "busy3"]
+
+
+async def test_a_batch_that_had_to_wait_runs_in_the_context_it_was_submitted_in(storage):
+    caller = contextvars.ContextVar("caller", default="nobody")
+    seen = []
+    gate = Gate()
+
+    async def note(args: dict[str, Any], signal: AbortSignal, update: Any) -> ToolResult:
+        seen.append(caller.get())
+        return await gate.run(args, signal, update)
+
+    async with (
+        recording(storage) as records,
+        serving(records, ScriptedTool("gate", note), running=1) as (
+            backend,
+            service,
+            _,
+        ),
+    ):
+        workspace = await records.workspace()
+        made = []
+        for name in ("first", "second"):
+            caller.set(name)
+            made.append(await submit(service, workspace, name))
+        caller.set("somebody else")
+        await gate.until(1)
+        gate.open.set()
+        for batch in made:
+            assert await backend.wait(batch.id, 60)
+    assert seen == ["first", "second"]
 
 
 async def test_cancelling_a_running_batch_stops_it_and_keeps_what_ended(storage):

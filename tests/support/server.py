@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import httpx2
 import uvicorn
+from opentelemetry.trace import TracerProvider
 
 from app.__main__ import Server, _bind
 from app.api.dependencies import Services
@@ -37,9 +38,10 @@ def api_client(url: str, key: str | None = KEY) -> httpx2.Client:
 class ServerThread:
     """The application behind uvicorn on a free port, in a thread with a loop of its own."""
 
-    def __init__(self, data_dir: Path, **settings: Any) -> None:
+    def __init__(self, data_dir: Path, *, tracer_provider: TracerProvider | None = None, **settings: Any) -> None:
         self.settings = Settings(**{"data_dir": data_dir, "api_key": KEY, "port": 0, **settings})
         self.url = ""
+        self._tracer_provider = tracer_provider
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: Server | None = None
         self._listening = threading.Event()
@@ -92,7 +94,7 @@ class ServerThread:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        app = create_app(self.settings, stop=self.begin_stop)
+        app = create_app(self.settings, stop=self.begin_stop, tracer_provider=self._tracer_provider)
         config = uvicorn.Config(
             app, lifespan="off", ws="none", log_config=None, access_log=False, timeout_graceful_shutdown=1
         )

@@ -134,6 +134,55 @@ def test_log_lines_carry_the_ids_of_request_and_batch_and_no_secret(lasting: Ser
     assert (ended["batch_id"], ended["status"], ended["failed"]) == (batch["id"], "completed", 1)
 
 
+def test_no_line_of_the_log_holds_a_secret_or_what_callers_send(data_dir: Path) -> None:
+    environment = {"TOOLCRIB_API_KEY": KEY, "TOOLCRIB_LOG_LEVEL": "debug"}
+    secrets = {
+        "wrong-key-4711",
+        "token-in-the-query",
+        "secret-of-the-options",
+        "secret-of-the-call",
+        "secret-in-the-command",
+        "secret-in-a-file",
+        "secret-that-is-printed",
+        KEY,
+    }
+    with ServerProcess(data_dir, environment) as server:
+        with server.client("wrong-key-4711") as stranger:
+            assert stranger.get("/v1/tools").status_code == 401
+        with server.client() as client:
+            options = {"bash": {"env": {"TOKEN": "secret-of-the-options"}}}
+            body = {"options": options, "files": {"a.txt": "secret-in-a-file"}}
+            workspace = client.post("/v1/workspaces", json=body, headers={"X-Request-ID": "made"}).json()["id"]
+            client.get("/v1/calls", params={"q": "secret-in-a-file", "token": "token-in-the-query"})
+            client.get("/v1/tools?token=token-in-the-query", headers={"Cookie": "token=token-in-the-query"})
+            command = "cat a.txt; echo secret-that-is-printed; test -z secret-in-the-command"
+            calls = [
+                {"name": "bash", "arguments": {"command": command, "env": {"OTHER": "secret-of-the-call"}}},
+                {"name": "read", "arguments": {"path": "a.txt"}},
+                {
+                    "name": "write",
+                    "arguments": {"path": "b.txt", "content": "secret-in-a-file", "odd": "secret-of-the-call"},
+                },
+            ]
+            path = f"/v1/workspaces/{workspace}/batches?wait=20"
+            batch = client.post(path, json={"calls": calls}, headers={"X-Request-ID": "ran"}).json()
+            assert batch["summary"] == {"total": 3, "succeeded": 1, "failed": 2, "cancelled": 0, "skipped": 0}
+            client.post("/v1/workspaces", content=b'{"name": "secret-in-a-file", ')
+        assert server.stop() == 0
+        text = server.log() + "".join(server.lines)
+    assert [secret for secret in secrets if secret in text] == []
+    lines = [json.loads(line) for line in server.log().splitlines()]
+    answered = [line for line in lines if line["message"] == "request" and line["request_id"] == "ran"]
+    assert len(answered) == 1  # uvicorn's own access log would show queries, so it is off
+    assert {"method", "path", "route", "status", "duration_ms", "request_id", "at", "level"} <= answered[0].keys()
+    assert answered[0]["route"] == "/v1/workspaces/{workspace_id}/batches"
+    ran = [line for line in lines if line["message"] == "tool_call"]
+    assert {line["call_id"] for line in ran} <= {call["id"] for call in batch["calls"]}
+    assert {(line["request_id"], line["batch_id"]) for line in ran} == {("ran", batch["id"])}
+    [ready] = [line for line in lines if line["message"] == "ready"]
+    assert set(ready["sandbox"]) == {"tier", "missing"}
+
+
 WITHOUT_KERNEL_SANDBOXES = (sys.executable, without_kernel_sandboxes.__file__)
 
 
@@ -189,6 +238,27 @@ def test_a_stop_interrupts_what_does_not_end_and_streams_close_by_batch_end(serv
     assert "Traceback" not in server.log()
     assert "Task was destroyed" not in server.log()
     assert not has_process("sleep 60; echo late")
+
+
+def test_while_it_drains_nothing_new_is_taken_and_what_runs_may_end(server: ServerProcess) -> None:
+    body = {"calls": [{"name": "bash", "arguments": {"command": "echo up; until test -e go; do sleep 0.05; done"}}]}
+    with server.client() as client, server.client() as other:
+        path, root = start_batch(client, body)
+        workspace = client.get(path).json()["workspaceId"]
+        with event_stream(client, "GET", f"{path}/events") as (_, events):
+            next(events)
+            server.process.send_signal(signal.SIGTERM)
+            ready = eventually(lambda: (answer := other.get("/readyz")).status_code == 503 and answer)
+            refused = other.post(f"/v1/workspaces/{workspace}/batches", json=body)
+            alive = other.get("/healthz").status_code
+            Path(root, "go").touch()
+            rest = list(events)
+        assert server.process.wait(12) == 0
+    assert ready.json()["checks"]["accepting"] == "the service is about to stop"
+    assert (refused.status_code, refused.json()["code"], alive) == (503, "overloaded", 200)
+    assert "retry-after" in refused.headers
+    # On a machine that takes its time the grace may be over before the command has looked again.
+    assert rest[-1].data["status"] in {"completed", "interrupted"}
 
 
 def test_a_second_signal_does_not_wait_for_what_runs(server: ServerProcess) -> None:

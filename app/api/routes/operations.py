@@ -11,6 +11,7 @@ from app.api.errors import NotReady
 from app.api.openapi import at_every_route, problems
 from app.api.schemas import HealthBody, ReadyBody, VersionBody
 from app.api.wire import json_response
+from app.services.readiness import READY
 from app.telemetry.metrics import CONTENT_TYPE
 
 router = APIRouter(tags=["operations"])
@@ -58,10 +59,12 @@ async def get_health() -> Response:
     responses={200: {"model": ReadyBody}, **problems("not_ready")},
 )
 async def get_ready(request: Request) -> Response:
-    failures = await services_of(request).readiness.failures()
+    services = services_of(request)
+    checks = await services.readiness.checks()
+    failures = [text for text in checks.values() if text != READY]
     if failures:
-        raise NotReady("; ".join(failures), failures=failures)
-    return json_response({"status": "ready"})
+        raise NotReady("; ".join(failures), failures=failures, checks=checks, sandbox=services.about.sandbox)
+    return json_response({"status": "ready", "checks": checks, "sandbox": services.about.sandbox})
 
 
 @router.get(
