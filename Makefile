@@ -97,7 +97,7 @@ endef
 help:
 	@echo "make run      set up what is needed and serve on 127.0.0.1:8080 (settings: docs/configuration.md)"
 	echo "make test     every test, the ones on a real Postgres included; make test ARGS='tests/tools -k read'"
-	echo "make soak     rounds of process trees, for minutes; prints a tally"
+	echo "make soak     rounds of process trees and races of links, for minutes; prints a tally"
 	echo "make check    lint, formatting, types, layers"
 	echo "make format   let ruff format and fix what it can"
 	echo "make bench    measure, each figure beside its floor"
@@ -111,9 +111,10 @@ run: $(RUN_STAMP)
 test: $(DEV_STAMP)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
-# 200 rounds of each awkward descendant on time-out and on cancel, in each tier: an hour at most.
+# 200 rounds of each awkward descendant on time-out and on cancel, 60 s of swapped links, in each tier: an hour at most.
 soak: $(DEV_STAMP)
-	@TOOLCRIB_TEST_ROUNDS=200 timeout 3600 $(BIN)/python -m pytest -n 0 -s -q tests/system/test_process_trees.py $(ARGS)
+	@TOOLCRIB_TEST_ROUNDS=200 TOOLCRIB_TEST_RACE_SECONDS=60 timeout 3600 $(BIN)/python -m pytest -n 0 -s -q \
+	    tests/system/test_process_trees.py tests/system/test_link_races.py $(ARGS)
 
 check: $(DEV_STAMP)
 	@$(BIN)/python -m ruff check .
