@@ -67,6 +67,10 @@ def lay_out(root: Path, outside: Path) -> None:
     (root / "link").symlink_to(outside)
     (root / "f").write_text("inside\n")
     (root / "g").symlink_to(outside / "a.txt")
+    # Nothing but where it is keeps a file outside from whoever the service acts as.
+    owner = root.stat()
+    for path in (outside, *outside.rglob("*"), *root.rglob("*")):
+        os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
 def snapshot(directory: Path) -> dict[str, Any]:

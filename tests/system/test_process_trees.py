@@ -7,6 +7,7 @@ up. `TOOLCRIB_TEST_ROUNDS` is how many there are on time-out and on cancel; `mak
 
 import os
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -27,6 +28,9 @@ from tests.support.server import KEY, ServerProcess, eventually
 ROUNDS = int(os.environ.get("TOOLCRIB_TEST_ROUNDS", "10"))
 AT_ONCE = 5
 UP_SECONDS = 120.0
+PYTHON = shutil.which("python3", path="/usr/local/bin:/usr/bin") or sys.executable
+"""One that commands can start, whoever they run as."""
+
 KINDS = sorted(awkward_descendants.KINDS)
 CHASER = ["forks_and_exits"]
 OTHERS = [kind for kind in KINDS if kind not in CHASER]
@@ -39,7 +43,8 @@ class Rounds:
         self.mark = f"mark-{uuid.uuid4().hex}"
         self.client = client
         options = {"bash": {"executionMode": "parallel", "guard": "off"}}
-        made = client.post("/v1/workspaces", json={"options": options}).json()
+        script = Path(awkward_descendants.__file__).read_text()
+        made = client.post("/v1/workspaces", json={"options": options, "files": {"awkward.py": script}}).json()
         self.place = f"/v1/workspaces/{made['id']}"
         self._root = Path(made["root"])
         self._number = 0
@@ -51,7 +56,7 @@ class Rounds:
         for _ in range(count):
             self._number += 1
             directories.append(self._root / f"r{self._number}")
-            words = [sys.executable, "-I", "-S", awkward_descendants.__file__, self.mark, *kinds, "--", "sleep"]
+            words = [PYTHON, "-I", "-S", "../awkward.py", self.mark, *kinds, "--", "sleep"]
             command = f"mkdir r{self._number} && cd r{self._number} && exec {shlex.join(words)}"
             made.append({"name": "bash", "arguments": {"command": command, **arguments}})
         return directories, made
