@@ -34,6 +34,7 @@ from app.execution.runner import BatchRunner
 from app.hooks.chain import hook_chain, load_hooks
 from app.sandbox.base import Sandbox, Tier
 from app.sandbox.file_pool import FilePool
+from app.sandbox.limits import CommandLimits, CommandPolicy, memory_share
 from app.sandbox.local import LocalSandbox
 from app.sandbox.process_slots import ProcessSlots
 from app.sandbox.refused import RefusedSandbox
@@ -234,10 +235,11 @@ async def running(
         file_pool = FilePool()
         stack.callback(file_pool.close)
         mutations = FileMutationQueue()
-        sandbox = await _sandbox(settings)
+        policy = _command_policy(settings)
+        sandbox = await _sandbox(settings, policy.limits)
         stack.push_async_callback(sandbox.close)
         # Searching runs no code of a caller, so it works where commands are refused.
-        searching = sandbox if isinstance(sandbox, LocalSandbox) else LocalSandbox()
+        searching = sandbox if isinstance(sandbox, LocalSandbox) else LocalSandbox(most=policy.limits)
         stack.push_async_callback(searching.close)
         ripgrep = Ripgrep(searching)
         slots = ProcessSlots(settings.commands, settings.commands_per_workspace)
@@ -248,6 +250,7 @@ async def running(
             commands=slots,
             ripgrep=ripgrep,
             powershell=None if settings.powershell is None else str(settings.powershell),
+            policy=policy,
         )
         finalizer = Finalizer(storage, reads, records)
         runner = BatchRunner(
@@ -270,6 +273,7 @@ async def running(
             batches=batch_service,
             roots=WorkspaceRoots(settings.data_dir, settings.workspace_roots),
             allow_unrestricted=settings.allow_unrestricted,
+            policy=policy,
         )
         about = About(
             version=__version__,
@@ -394,7 +398,23 @@ def _sentence(what: str, error: Exception) -> str:
     return f"{what}: {' '.join(str(error).split()).removesuffix('.')}."
 
 
-async def _sandbox(settings: Settings) -> Sandbox:
+def _command_policy(settings: Settings) -> CommandPolicy:
+    memory = settings.command_memory_bytes
+    return CommandPolicy(
+        CommandLimits(
+            processes=settings.command_processes,
+            open_files=settings.command_open_files,
+            file_bytes=settings.command_file_bytes,
+            cpu_seconds=settings.command_cpu_seconds,
+            memory_bytes=memory_share() if memory is None else memory,
+            tmp_bytes=settings.command_tmp_bytes,
+        ),
+        allow_network=settings.allow_network,
+        min_free_bytes=settings.min_free_bytes,
+    )
+
+
+async def _sandbox(settings: Settings, most: CommandLimits) -> Sandbox:
     """Return the strongest sandbox that holds, or the one that is asked for.
 
     Raises:
@@ -405,7 +425,7 @@ async def _sandbox(settings: Settings) -> Sandbox:
         tiers = (settings.sandbox,)
     elif not settings.loopback:
         tiers = ("namespace", "landlock")
-    means = SandboxMeans(settings.data_dir, settings.sandbox_readable, settings.bwrap)
+    means = SandboxMeans(settings.data_dir, settings.sandbox_readable, settings.bwrap, most)
     selection = await select_sandbox(tiers, means)
     for tier, reason in selection.refused.items():
         if settings.sandbox != "auto":

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.errors import ConfigurationError
+from app.sandbox.limits import LEAST_OPEN_FILES, TMP_BYTES
 from app.sandbox.process_slots import COMMANDS, COMMANDS_PER_WORKSPACE
 from app.telemetry.logs import LogFormat, LogLevel
 
@@ -41,6 +42,14 @@ class Settings(BaseSettings):
     sandbox_readable: Annotated[tuple[Path, ...], NoDecode] = ()
     bwrap: Path | None = None
     powershell: Path | None = None
+    allow_network: bool = False
+    command_processes: int = Field(default=1_024, ge=1, le=1_000_000)
+    command_open_files: int = Field(default=4_096, ge=LEAST_OPEN_FILES, le=1_000_000)
+    command_file_bytes: int = Field(default=10_000_000_000, ge=4_096, le=2**62)
+    command_cpu_seconds: int = Field(default=14_400, ge=1, le=31_536_000)
+    command_memory_bytes: int | None = Field(default=None, ge=16_000_000, le=2**62)
+    command_tmp_bytes: int = Field(default=TMP_BYTES, ge=4_096, le=2**62)
+    min_free_bytes: int = Field(default=10_000_000, ge=0, le=2**62)
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     tracing: bool = False
     metrics_host: str = "127.0.0.1"

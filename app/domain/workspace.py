@@ -73,8 +73,22 @@ class EditOptions(OptionsModel):
     execution_mode: ExecutionMode = "sequential"
 
 
+class CommandLimitOptions(OptionsModel):
+    """Limits of a command that are tighter than the server's; None leaves the server's."""
+
+    processes: Annotated[int, Field(ge=1, le=1_000_000), WHOLE] | None = None
+    open_files: Annotated[int, Field(ge=128, le=1_000_000), WHOLE] | None = None
+    file_bytes: Annotated[int, Field(ge=4_096, le=2**53), WHOLE] | None = None
+    cpu_seconds: Annotated[int, Field(ge=1, le=31_536_000), WHOLE] | None = None
+    memory_bytes: Annotated[int, Field(ge=16_000_000, le=2**53), WHOLE] | None = None
+    tmp_bytes: Annotated[int, Field(ge=4_096, le=2**53), WHOLE] | None = None
+
+
 class BashOptions(OptionsModel):
-    """`timeout` and `max_timeout` are milliseconds; `env` is added to a command's environment."""
+    """`timeout` and `max_timeout` are milliseconds; `env` is added to a command's environment.
+
+    `network`: `host` gives commands the network of the machine, where the server allows it.
+    """
 
     timeout: Milliseconds = SHELL_TIMEOUT_MS
     max_timeout: Milliseconds = SHELL_MAX_TIMEOUT_MS
@@ -83,6 +97,8 @@ class BashOptions(OptionsModel):
     capture_bytes: Annotated[int, Field(ge=0, le=1_000_000_000), WHOLE] = CAPTURE_BYTES
     env: dict[str, str] = Field(default_factory=dict, max_length=256)
     guard: Literal["auto", "on", "off"] = "auto"
+    network: Literal["none", "host"] = "none"
+    limits: CommandLimitOptions = CommandLimitOptions()
     execution_mode: ExecutionMode = "sequential"
 
 

@@ -4,7 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from app.sandbox.limits import UNLIMITED, CommandLimits
+
 Tier = Literal["namespace", "landlock", "process"]
+WatchedLimit = Literal["processes", "cpu_seconds", "memory_bytes"]
+"""A limit that the warden watches: who exceeds it is ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +35,16 @@ class ProcessSpec:
     """A command to start: `argv[0]` is an absolute path, `env` is the whole environment, stdin is always /dev/null.
 
     `root_fd` is an open descriptor of the directory to start in; the sandbox duplicates what it keeps. `readable` are
-    absolute paths outside that directory which this command may read where a sandbox holds it.
+    absolute paths outside that directory which this command may read where a sandbox holds it. `host_network` gives it
+    the network of the machine; without, it has that only where nothing holds it.
     """
 
     argv: Sequence[str]
     root_fd: int
     env: Mapping[str, str] = field(default_factory=dict)
     readable: Sequence[str] = ()
+    limits: CommandLimits = UNLIMITED
+    host_network: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +54,14 @@ class ExitStatus:
     Where the process ran below a wrapper (tier `namespace`) that is told as exit code 128 + `signal`, and `signal` is
     None, unless the wrapper was killed with it.
 
-    `asked` tells whether `terminate` or `kill` reached the command before it had exited: when not, it ended by itself.
+    `asked` tells whether `terminate` or `kill` reached the command before it had exited: when not, it ended by itself,
+    or because it went over a limit that is watched: `exceeded`.
     """
 
     exit_code: int | None
     signal: int | None
     asked: bool = False
+    exceeded: WatchedLimit | None = None
 
 
 class ProcessHandle(Protocol):

@@ -55,8 +55,8 @@ class Unconfined:
     """Tier `process`: a command can do what the service's user can.
 
     It can open every file that user can (`filesystem`), use the host's network (`network`), see and signal the user's
-    other processes (`processes`), make any system call (`seccomp`) and use as much memory, processor and disk as there
-    is (`limits`). Started as root, a command is root too: `user`.
+    other processes (`processes`) and make any system call (`seccomp`). Its limits are watched (`limits`), as in every
+    tier. Started as root, a command is root too: `user`.
     """
 
     @property
@@ -73,6 +73,12 @@ class Unconfined:
 def missing(*lacks: str) -> tuple[str, ...]:
     """Return what a tier lacks for the user this process runs as."""
     return lacks if os.geteuid() else (*lacks, "user")
+
+
+def name_service_files() -> tuple[str, ...]:
+    """Return what a command with the machine's network has to read to find hosts by name, besides `/etc`."""
+    path = os.path.realpath("/etc/resolv.conf")
+    return () if any(is_within(path, directory) for directory in READABLE) else (path,)
 
 
 def data_descriptor(data: bytes) -> int:

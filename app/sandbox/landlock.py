@@ -15,7 +15,16 @@ from typing import Final
 from app.errors import ErrorCode, ToolError
 from app.sandbox import seccomp
 from app.sandbox.base import ProcessSpec, SandboxReport
-from app.sandbox.confinement import LINKED, READABLE, Launch, data_descriptor, directory_of, is_within, missing
+from app.sandbox.confinement import (
+    LINKED,
+    READABLE,
+    Launch,
+    data_descriptor,
+    directory_of,
+    is_within,
+    missing,
+    name_service_files,
+)
 from app.sandbox.containment import TEMPORARY_PREFIX
 
 LEAST_ABI: Final = 3
@@ -51,7 +60,10 @@ class Landlock:
     def __init__(self, *, readable: Sequence[str] = (), hidden: Sequence[str] = ()) -> None:
         self._abi = abi()
         self._handled = (1 << (16 if self._abi >= 5 else 15)) - 1
-        self._filter = seccomp.filter_program(own_namespaces=False)
+        self._filters = {
+            host_network: seccomp.filter_program(own_namespaces=False, host_network=host_network)
+            for host_network in (False, True)
+        }
         self._hidden = tuple(hidden)
         self._kept: list[tuple[int, int]] = []
         for path in (*READABLE, *LINKED, *readable):
@@ -72,14 +84,14 @@ class Landlock:
                 ErrorCode.SANDBOX_UNAVAILABLE,
                 "this sandbox cannot hold a command whose root contains the service's data",
             )
-        opened = [self._ruleset()]
+        opened = [self._ruleset(host_network=spec.host_network)]
         try:
             for fd, rights in self._kept:
                 _allow(opened[0], fd, rights & self._handled)
             _allow(opened[0], spec.root_fd, self._handled & ~(_MAKE_CHAR | _MAKE_BLOCK))
-            for path in spec.readable:
+            for path in (*spec.readable, *(name_service_files() if spec.host_network else ())):
                 _allow_reading(opened[0], path)
-            opened.append(data_descriptor(self._filter))
+            opened.append(data_descriptor(self._filters[spec.host_network]))
         except OSError:
             for fd in opened:
                 os.close(fd)
@@ -102,10 +114,11 @@ class Landlock:
             return  # nothing to read there
         self._kept.append((fd, rights if stat.S_ISDIR(os.fstat(fd).st_mode) else rights & _OF_FILES))
 
-    def _ruleset(self) -> int:
+    def _ruleset(self, *, host_network: bool) -> int:
         # What is handled: access to files; from ABI 4 binding and connecting TCP; from ABI 6 abstract sockets and
         # signals that lead out. Nothing of the last three is allowed by any rule.
-        fields = [self._handled, *([0b11] if self._abi >= 4 else []), *([0b11] if self._abi >= _SCOPE_ABI else [])]
+        tcp = 0 if host_network else 0b11
+        fields = [self._handled, *([tcp] if self._abi >= 4 else []), *([0b11] if self._abi >= _SCOPE_ABI else [])]
         attributes = struct.pack(f"={len(fields)}Q", *fields)
         return _call(_CREATE_RULESET, attributes, len(attributes), 0)
 

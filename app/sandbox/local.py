@@ -11,16 +11,18 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 import structlog
 
 from app.errors import ErrorCode, ToolError
 from app.sandbox import warden
-from app.sandbox.base import CommandCounts, ExitStatus, ProcessSpec, SandboxReport
+from app.sandbox.base import CommandCounts, ExitStatus, ProcessSpec, SandboxReport, WatchedLimit
 from app.sandbox.confinement import Confinement, Launch, Unconfined
 from app.sandbox.files import remove_tree
+from app.sandbox.limits import UNLIMITED, CommandLimits, limited
 
 _log = structlog.get_logger(__name__)
 
@@ -30,6 +32,7 @@ _START_SECONDS: Final = 10.0
 _END_SECONDS: Final = warden.GIVE_UP_SECONDS + 1.0
 """How long the warden may take to tell of an end, which it does after `GIVE_UP_SECONDS` in any case."""
 
+_WATCHED: Final[tuple[WatchedLimit, ...]] = get_args(WatchedLimit)
 _NO_MORE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ETOOMANYREFS})
 _NO_PROGRAM: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC, errno.ELOOP})
 
@@ -38,11 +41,12 @@ class LocalSandbox:
     """Runs commands as children of a warden, held by a confinement; without one, tier `process`. One per service.
 
     The warden is started by the first command and again by the next one after it was killed. Event loops may use the
-    sandbox one after the other, not at the same time.
+    sandbox one after the other, not at the same time. `most` are limits that no command can be given more than.
     """
 
-    def __init__(self, confinement: Confinement | None = None) -> None:
+    def __init__(self, confinement: Confinement | None = None, most: CommandLimits = UNLIMITED) -> None:
         self._confinement: Confinement = confinement or Unconfined()
+        self._most = most
         self._link: _Link | None = None
         self._closed = False
         self.counts = CommandCounts()
@@ -99,7 +103,7 @@ class LocalSandbox:
                 raise ToolError(ErrorCode.SANDBOX_UNAVAILABLE, "the service is stopping; nothing was started")
             link = self._link
             if link is None:
-                link = self._link = _launch()
+                link = self._link = _launch(self._most)
             if not link.lost:
                 link.bind(loop)
                 return link
@@ -242,8 +246,9 @@ class LocalProcess:
 class _Link:
     """The service's end of one warden: messages out, messages in, and what happens when it is lost."""
 
-    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket, most: CommandLimits) -> None:
         self.lost = False
+        self._most = most
         self._process = process
         self._connection = connection
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -283,7 +288,7 @@ class _Link:
         assert self._loop is not None  # noqa: S101 - bound
         opened: list[int] = []
         try:
-            launch = confinement.launch(spec)
+            launch = confinement.launch(replace(spec, argv=limited(spec.argv, spec.limits, self._most)))
             opened += [fd for fd in (*launch.descriptors, launch.status) if fd >= 0]
             scratch = None if launch.scratch is None else (os.dup(spec.root_fd), launch.scratch)
             opened += [] if scratch is None else [scratch[0]]
@@ -309,7 +314,7 @@ class _Link:
             scratch=scratch,
         )
         self._commands[number] = process
-        return process, _start_body(launch), (directory, stdout_end, stderr_end, *launch.descriptors)
+        return process, _start_body(launch, spec.limits), (directory, stdout_end, stderr_end, *launch.descriptors)
 
     def send(self, kind: int, number: int, body: bytes = b"", descriptors: Sequence[int] = ()) -> None:
         """Send a message now or as soon as there is room; the descriptors are closed once they are sent."""
@@ -411,9 +416,10 @@ class _Link:
         if kind == warden.STARTED:
             process.on_started(*warden.PID.unpack(body))
         elif kind == warden.EXITED:
-            wait_status, asked = warden.EXIT.unpack(body)
+            wait_status, asked, exceeded = warden.EXIT.unpack(body)
             code = os.waitstatus_to_exitcode(wait_status)
-            process.on_exited(ExitStatus(code if code >= 0 else None, -code if code < 0 else None, bool(asked)))
+            limit = _WATCHED[exceeded - 1] if exceeded else None
+            process.on_exited(ExitStatus(code if code >= 0 else None, -code if code < 0 else None, bool(asked), limit))
         elif kind == warden.ENDED:
             del self._commands[number]
             process.on_ended(*warden.LEFT.unpack(body))
@@ -465,14 +471,15 @@ class _Orphans(warden.Family):
             delay = min(delay * 2, 0.05)
 
 
-def _launch() -> _Link:
+def _launch(most: CommandLimits) -> _Link:
     """Start a warden; it is ready a moment later, and messages to it wait in the socket until then."""
+    bounds = [str(bound or 0) for bound in (most.open_files, most.file_bytes)]
     ours, theirs = socket.socketpair()
     try:
         # Orphans of a warden that was killed come to this process, which then knows them by their tags.
         warden.become_subreaper()
         process = subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, "-I", "-S", str(Path(warden.__file__)), str(theirs.fileno())],
+            [sys.executable, "-I", "-S", str(Path(warden.__file__)), str(theirs.fileno()), *bounds],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             cwd="/",
@@ -488,7 +495,7 @@ def _launch() -> _Link:
     finally:
         theirs.close()
     ours.setblocking(False)
-    return _Link(process, ours)
+    return _Link(process, ours, most)
 
 
 def _lost(what: str) -> ToolError:
@@ -508,14 +515,16 @@ def _check_strings(spec: ProcessSpec) -> None:
         raise ToolError(ErrorCode.INVALID_ARGUMENTS, "a command and its environment cannot hold the character U+0000")
 
 
-def _start_body(launch: Launch) -> bytes:
+def _start_body(launch: Launch, limits: CommandLimits) -> bytes:
     strings = [*launch.argv, *(f"{name}={value}" for name, value in launch.env.items())]
     flags = warden.NESTED * launch.nested | warden.RESTRICTED * launch.restricted
     if launch.scratch is not None:
         flags |= warden.SCRATCH
         strings.insert(0, launch.scratch)
     encoded = b"\0".join([string.encode("utf-8", "surrogateescape") for string in strings])
-    return warden.START_HEAD.pack(len(launch.argv), flags, len(launch.descriptors)) + encoded
+    bounds = (limits.processes, limits.cpu_seconds, limits.memory_bytes)
+    head = warden.START_HEAD.pack(len(launch.argv), flags, len(launch.descriptors))
+    return head + warden.LIMITS.pack(*(bound or 0 for bound in bounds)) + encoded
 
 
 def _remove_scratch(directory: int, name: str) -> None:

@@ -11,11 +11,20 @@ from typing import Final
 from app.errors import ErrorCode, ToolError
 from app.sandbox import seccomp, warden
 from app.sandbox.base import ProcessSpec, SandboxReport
-from app.sandbox.confinement import LINKED, READABLE, Launch, data_descriptor, directory_of, is_within, missing
+from app.sandbox.confinement import (
+    LINKED,
+    READABLE,
+    Launch,
+    data_descriptor,
+    directory_of,
+    is_within,
+    missing,
+    name_service_files,
+)
+from app.sandbox.limits import TMP_BYTES
 
-TMP_BYTES: Final = 1_073_741_824
 SHM_BYTES: Final = 268_435_456
-"""What a command's own /tmp and /dev/shm hold. Both are memory, and gone with the command."""
+"""What a command's own /dev/shm holds. It is memory, as /tmp is, and gone with the command."""
 
 _ARGUMENTS, _FILTER, _STATUS = range(warden.FIRST_PASSED, warden.FIRST_PASSED + 3)
 
@@ -37,8 +46,12 @@ class Namespace:
         self._bwrap = bwrap
         self._readable = tuple(readable)
         self._hidden = tuple(hidden)
-        self._filter = seccomp.filter_program(own_namespaces=True)
+        self._filters = {
+            host_network: seccomp.filter_program(own_namespaces=True, host_network=host_network)
+            for host_network in (False, True)
+        }
         self._before = tuple(self._system())
+        self._after_tmp = tuple(self._places())
 
     @property
     def report(self) -> SandboxReport:
@@ -48,8 +61,17 @@ class Namespace:
         root = directory_of(spec.root_fd)
         if root == "/":
             raise ToolError(ErrorCode.SANDBOX_UNAVAILABLE, "no sandbox can hold a command whose root is the whole disk")
+        tmp_bytes = spec.limits.tmp_bytes or TMP_BYTES
+        if spec.host_network:
+            network = [word for path in name_service_files() for word in ("--ro-bind-try", path, path)]
+        else:
+            network = ["--unshare-net"]
         arguments = [
             *self._before,
+            *("--size", str(tmp_bytes), "--perms", "1777", "--tmpfs", "/tmp"),  # noqa: S108 - the command's own
+            # After /tmp, as they may lie below it.
+            *self._after_tmp,
+            *network,
             *(word for path in spec.readable for word in ("--ro-bind-try", path, path)),
             # The directory itself, wherever it is by now, and not whatever has its name.
             *("--bind", ".", root),
@@ -60,7 +82,7 @@ class Namespace:
         opened = [status, status_end]
         try:
             os.set_blocking(status, False)
-            for data in (b"".join(os.fsencode(word) + b"\0" for word in arguments), self._filter):
+            for data in (b"".join(os.fsencode(word) + b"\0" for word in arguments), self._filters[spec.host_network]):
                 opened.append(data_descriptor(data))  # noqa: PERF401 - what is open must be known when one fails
         except OSError:
             for fd in opened:
@@ -78,7 +100,7 @@ class Namespace:
         """There is nothing to give back."""
 
     def _system(self) -> Iterator[str]:
-        yield from ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-net")
+        yield from ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts")
         # A session of its own for the command, so that its group can be signalled and the wrapper's is another.
         yield from ("--new-session", "--cap-drop", "ALL", "--hostname", "toolcrib")
         yield from ("--seccomp", str(_FILTER), "--json-status-fd", str(_STATUS))
@@ -99,8 +121,8 @@ class Namespace:
                 elif os.path.exists(path):  # noqa: PTH110 - strings all the way
                     yield from ("--ro-bind", "/dev/null", path)
         yield from ("--size", str(SHM_BYTES), "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev")  # noqa: S108 - the command's own
-        yield from ("--size", str(TMP_BYTES), "--perms", "1777", "--tmpfs", "/tmp")  # noqa: S108 - the command's own
-        # After /tmp, as they may lie below it.
+
+    def _places(self) -> Iterator[str]:
         readable = (*READABLE, *self._readable)
         for path in readable:
             yield from ("--ro-bind-try", path, path)

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 
 from app.domain.abort import AbortReason, AbortSignal
 from app.domain.events import OutputStream
-from app.sandbox.base import ExitStatus, ProcessHandle, ProcessSpec, Sandbox
+from app.sandbox.base import ExitStatus, ProcessHandle, ProcessSpec, Sandbox, WatchedLimit
 
 OnOutput: TypeAlias = Callable[[OutputStream, bytes], Awaitable[None] | None]
 """Called on the event loop with the next bytes of a stream, in the order they were read."""
@@ -25,6 +25,7 @@ class CommandOutcome:
 
     `exit_code` is None when its own process died by `signal`. `timed_out` and `aborted` tell that the command was ended
     for it; one that had exited by itself before that reached it has neither. `abort_reason` is set when `aborted` is.
+    `exceeded` names the limit that it was ended for.
     """
 
     exit_code: int | None
@@ -35,6 +36,7 @@ class CommandOutcome:
     stdout_bytes: int
     stderr_bytes: int
     duration_ms: int
+    exceeded: WatchedLimit | None = None
 
     @property
     def signal_name(self) -> str | None:
@@ -112,6 +114,7 @@ async def run_command(
             stdout_bytes=pump.counts["stdout"],
             stderr_bytes=pump.counts["stderr"],
             duration_ms=round((loop.time() - started) * 1000),
+            exceeded=status.exceeded,
         )
     finally:
         forget()

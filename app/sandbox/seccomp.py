@@ -34,8 +34,8 @@ _NEW_NAMESPACES: Final = 0x7E02_0080  # CLONE_NEWTIME, NEWNS, NEWCGROUP, NEWUTS,
 _TIOCSTI: Final = 0x5412
 _TIOCLINUX: Final = 0x541C
 _AF_UNIX: Final = 1
-_FAMILIES: Final = (_AF_UNIX, 2, 10, 16)
-"""AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK. Others, AF_VSOCK and AF_ALG for two, no network namespace holds."""
+_NETWORK: Final = (2, 10, 16)
+"""AF_INET, AF_INET6 and AF_NETLINK. Others, AF_VSOCK and AF_ALG for two, no network namespace holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +115,14 @@ def supported(machine: str | None = None) -> bool:
     return (machine or platform.machine()) in _MACHINES
 
 
-def filter_program(*, own_namespaces: bool, machine: str | None = None) -> bytes:
+def filter_program(*, own_namespaces: bool, host_network: bool = False, machine: str | None = None) -> bytes:
     """Return the filter as the kernel takes it: an array of `struct sock_filter`.
 
-    With namespaces of its own a command may use the network it has there. Without them there is no socket but a pair of
-    its own, no System V or POSIX message queue, semaphore or shared memory, which every process of the machine shares,
-    and no limit or priority of another process can be set.
+    With namespaces of its own a command may use the network it has there. With the machine's network it may use that,
+    and no Unix socket but a pair of its own: those of the machine's services with abstract names belong to its network.
+    Without either there is no socket but such a pair. Without namespaces there is no System V or POSIX message queue,
+    semaphore or shared memory, which every process of the machine shares, and no limit or priority of another process
+    can be set.
 
     Raises:
         LookupError: there is none for the architecture.
@@ -144,10 +146,13 @@ def filter_program(*, own_namespaces: bool, machine: str | None = None) -> bytes
         target.numbers["ioctl"],
         [_argument(1), (_EQUAL, 1, 0, _TIOCSTI), (_EQUAL, 0, 1, _TIOCLINUX), _refuse(errno.EPERM)],
     )
-    if own_namespaces:
-        code += _when(target.numbers["socket"], _only(0, _FAMILIES, errno.EAFNOSUPPORT))
+    if host_network:
+        code += _when(target.numbers["socket"], _only(0, _NETWORK, errno.EAFNOSUPPORT))
+    elif own_namespaces:
+        code += _when(target.numbers["socket"], _only(0, (_AF_UNIX, *_NETWORK), errno.EAFNOSUPPORT))
     else:
         code += _when(target.numbers["socket"], [_refuse(errno.EPERM)])
+    if not own_namespaces:
         code += _when(target.numbers["socketpair"], _only(0, (_AF_UNIX,), errno.EAFNOSUPPORT))
         code += _when(target.numbers["prlimit64"], _only(0, (0,), errno.EPERM))
         code += _when(target.numbers["setpriority"], _only(1, (0,), errno.EPERM))

@@ -8,6 +8,7 @@ from app.sandbox import landlock, seccomp
 from app.sandbox.base import Tier
 from app.sandbox.confinement import Confinement
 from app.sandbox.landlock import Landlock
+from app.sandbox.limits import UNLIMITED, CommandLimits
 from app.sandbox.local import LocalSandbox
 from app.sandbox.namespace import Namespace, find_bwrap
 from app.sandbox.probe import find_gaps
@@ -19,12 +20,13 @@ class SandboxMeans:
     """What tiers are made with.
 
     `private` is the directory that no command may see, `readable` are those that all may besides the system's, `bwrap`
-    is the bubblewrap to use instead of the one that is found.
+    is the bubblewrap to use instead of the one that is found, `most` are limits that no command gets more than.
     """
 
     private: Path
     readable: Sequence[Path] = ()
     bwrap: Path | None = None
+    most: CommandLimits = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +42,12 @@ async def select_sandbox(tiers: Sequence[Tier], means: SandboxMeans) -> Selectio
     refused: dict[Tier, str] = {}
     for tier in tiers:
         if tier == "process":
-            return Selection(LocalSandbox(), refused)
+            return Selection(LocalSandbox(most=means.most), refused)
         made = make_confinement(tier, means)
         if isinstance(made, str):
             refused[tier] = made
             continue
-        sandbox = LocalSandbox(made)
+        sandbox = LocalSandbox(made, means.most)
         gaps = await find_gaps(sandbox, means.private)
         if not gaps:
             return Selection(sandbox, refused)

@@ -10,16 +10,17 @@ It runs as a script (`python -I -S warden.py FD`) on the standard library alone 
 
 **Protocol.** A stream socket; each message is `HEADER` (body length, kind, number of the command) and a body:
 
-* `START`: argc, flags and a count, then the strings of argv and the `NAME=value` strings of the environment, joined by
-  NUL; with it go three descriptors (the directory to start in, and the write ends for stdout and stderr) and as many
-  more as the count says. Flags: `NESTED`, the program is a wrapper that gets the further descriptors as
-  `FIRST_PASSED` and up, and the command is in another process group below it; `RESTRICTED`, the program starts under
-  the Landlock ruleset and the seccomp filter that the two further descriptors are; `SCRATCH`, the first string is the
-  name of a directory to make in the one to start in.
+* `START`: argc, flags and a count, the limits (`LIMITS`), then the strings of argv and the `NAME=value` strings of the
+  environment, joined by NUL; with it go three descriptors (the directory to start in, and the write ends for stdout and
+  stderr) and as many more as the count says. Flags: `NESTED`, the program is a wrapper that gets the further
+  descriptors as `FIRST_PASSED` and up, and the command is in another process group below it; `RESTRICTED`, the program
+  starts under the Landlock ruleset and the seccomp filter that the two further descriptors are; `SCRATCH`, the first
+  string is the name of a directory to make in the one to start in.
 * `TERMINATE`: SIGTERM to the command's process group. From here on the warden leaves the group alone until `KILL`.
 * `KILL`: end the command and all its descendants.
 * `READY`: the warden is set up. `STARTED`: the pid. `FAILED`: what failed (`Stage`) and errno.
-* `EXITED`: the wait status of the command's own process, and whether it had been told to end before it did.
+* `EXITED`: the wait status of the command's own process, whether it had been told to end before it did, and the limit
+  it was ended for (`PROCESSES`, `CPU`, `MEMORY`; 0 for none).
 * `ENDED`: how many processes of the command could not be ended; 0 unless the kernel holds one.
 
 Once a command's own process has exited, what it left is ended without being asked.
@@ -27,6 +28,12 @@ Once a command's own process has exited, what it left is ended without being ask
 A restriction (Landlock, seccomp, no capabilities) belongs to a thread and is inherited by what it starts, so a
 restricted command is started by a thread that restricts itself and ends: no interpreter runs between fork and exec, and
 this process stays as it is.
+
+**Limits.** Open files and the size of a file are the kernel's to hold (`RLIMIT_NOFILE`, `RLIMIT_FSIZE`): the second and
+third argument are what no command can get more of; 0 leaves them as they are. Processes, processor time and memory are
+sums over a command's processes, and these are looked at every `WATCH_SECONDS` while there is a command that has such a
+limit: `RLIMIT_NPROC` would count the service's own threads, and no limit of the kernel but a control group's counts the
+other two for more than one process. A command over a limit is ended.
 
 **Whose is a process?** Each command runs with a soft limit of its own on real-time CPU time (`RLIMIT_RTTIME`), a
 number so large that it limits nothing. It is inherited by every descendant, through fork, exec, `setsid` and `env -i`,
@@ -55,6 +62,9 @@ START, TERMINATE, KILL = 1, 2, 3
 READY, STARTED, FAILED, EXITED, ENDED = 16, 17, 18, 19, 20
 
 START_HEAD = struct.Struct("!IBB")
+LIMITS = struct.Struct("!3Q")
+"""Processes, seconds of processor time, bytes of memory; 0 is no limit."""
+
 NESTED, RESTRICTED, SCRATCH = 1, 2, 4
 MOST_DESCRIPTORS = 6
 FIRST_PASSED = 64
@@ -62,13 +72,23 @@ FIRST_PASSED = 64
 
 PID = struct.Struct("!I")
 FAILURE = struct.Struct("!Bi")
-EXIT = struct.Struct("!iB")
+EXIT = struct.Struct("!iBB")
+PROCESSES, CPU, MEMORY = 1, 2, 3
 LEFT = struct.Struct("!I")
 
 STAGE_DESCRIPTORS, STAGE_DIRECTORY, STAGE_PROGRAM = 1, 2, 3
 
 GIVE_UP_SECONDS = 3.0
 """How long the end of a command is waited for; only a process the kernel holds on to takes longer."""
+
+WATCH_SECONDS = 0.1
+_WATCH_SHARE = 20
+"""How many times as long as a look at the limits took the next one is put off at least."""
+
+_OOM_SCORE = 500
+_PAGE_BYTES = resource.getpagesize()
+_TICKS = os.sysconf("SC_CLK_TCK")
+_MEMORY_LINES = (b"Pss_Anon:", b"Pss_Shmem:")
 
 _PR_SET_DUMPABLE = 4
 _PR_SET_SECCOMP = 22
@@ -95,13 +115,20 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Process:
     """A line of the process table."""
 
-    __slots__ = ("group", "parent", "pid", "session")
+    __slots__ = ("group", "parent", "pid", "rest", "session")
 
-    def __init__(self, pid: int, parent: int, group: int, session: int) -> None:
+    def __init__(self, pid: int, parent: int, group: int, session: int, rest: bytes = b"") -> None:
         self.pid = pid
         self.parent = parent
         self.group = group
         self.session = session
+        self.rest = rest
+
+    def use(self) -> tuple[int, float, int]:
+        """Return its threads, the processor time of it and of its children that are over, its resident bytes."""
+        fields = self.rest.split(None, 18)
+        ticks = sum(map(int, fields[7:11]))
+        return int(fields[13]), ticks / _TICKS, int(fields[17]) * _PAGE_BYTES
 
 
 def read_process(pid: int) -> Process | None:
@@ -110,8 +137,15 @@ def read_process(pid: int) -> Process | None:
     if not raw:
         return None
     # The name stands in parentheses and may hold anything, parentheses included.
-    _, parent, group, session, _ = raw[raw.rindex(b")") + 2 :].split(None, 4)
-    return Process(pid, int(parent), int(group), int(session))
+    _, parent, group, session, rest = raw[raw.rindex(b")") + 2 :].split(None, 4)
+    return Process(pid, int(parent), int(group), int(session), rest)
+
+
+def memory_of(pid: int, resident: int) -> int:
+    """Return a process's share of anonymous and shared memory in bytes; `resident` where the kernel does not tell."""
+    lines = [line.split() for line in _read_proc(pid, "smaps_rollup").splitlines()]
+    found = [int(words[1]) * 1024 for words in lines if words[:1] and words[0] in _MEMORY_LINES]
+    return sum(found) if len(found) == len(_MEMORY_LINES) else resident
 
 
 def read_tag(pid: int) -> int | None:
@@ -267,9 +301,12 @@ class Family:
 class Command:
     """A command and how far its end has come."""
 
-    __slots__ = ("asked", "deadline", "exited", "held", "killing", "nested", "number", "pid", "reported")
+    __slots__ = (
+        "asked", "deadline", "exceeded", "exited", "held", "killing", "limits", "nested", "number", "pid", "reported",
+        "spent",
+    )  # fmt: skip
 
-    def __init__(self, number: int, pid: int, *, nested: bool) -> None:
+    def __init__(self, number: int, pid: int, *, nested: bool, limits: tuple[int, int, int]) -> None:
         self.number = number
         self.pid = pid
         self.nested = nested  # the command proper is below this process, in another group
@@ -279,6 +316,13 @@ class Command:
         self.exited = False
         self.deadline = 0.0  # after which ENDED is sent with what is left; 0 while no end is due
         self.reported = False
+        self.limits = limits  # processes, seconds of processor time, bytes of memory; 0 is none
+        self.exceeded = 0
+        self.spent = 0.0  # processor time of orphans that are over
+
+    @property
+    def watched(self) -> bool:
+        return any(self.limits) and not (self.exited or self.killing)
 
 
 class Warden(Family):
@@ -296,6 +340,8 @@ class Warden(Family):
         self._given_up: set[int] = set()
         self._childless = True
         self._delay = _FIRST_DELAY
+        self._look_at = 0.0  # when limits are looked at next; 0 while there are none
+        self._orphans: dict[int, int] = {}  # whose the children were at the last look
         self._tags = tags_of(self._pid)
         self._hard = resource.getrlimit(resource.RLIMIT_RTTIME)[1]
         # Where the hard limit is finite nothing can be tagged: then all orphans in sessions of their own are ended
@@ -322,7 +368,8 @@ class Warden(Family):
             if connection in ready and not self._receive():
                 break
             self._reap()
-            timeout = self._settle()
+            waits = [wait for wait in (self._watch(), self._settle()) if wait is not None]
+            timeout = min(waits, default=None)
             if self._outbox:
                 try:
                     self._connection.sendall(self._outbox)
@@ -369,7 +416,7 @@ class Warden(Family):
         command = self._commands.get(number)
         if command is None:
             return
-        if not command.exited:
+        if not command.exited and not command.exceeded:
             command.asked = True
         if kind == KILL:
             command.killing = True
@@ -406,7 +453,8 @@ class Warden(Family):
         try:
             os.fchdir(directory)
             stage = STAGE_PROGRAM
-            strings = body[START_HEAD.size :].split(b"\0")
+            processes, seconds, memory = LIMITS.unpack_from(body, START_HEAD.size)
+            strings = body[START_HEAD.size + LIMITS.size :].split(b"\0")
             if flags & SCRATCH:
                 with contextlib.suppress(OSError):  # then programs find another place or say why not
                     os.mkdir(strings[0], 0o700)  # noqa: PTH102 - without pathlib
@@ -420,7 +468,10 @@ class Warden(Family):
         except OSError as error:
             self._send(FAILED, number, FAILURE.pack(stage, error.errno or errno.EIO))
         else:
-            command = Command(number, pid, nested=bool(flags & NESTED))
+            nested = bool(flags & NESTED)
+            # A wrapper is two processes, and both are the service's affair.
+            most = processes + 2 if processes and nested else processes
+            command = Command(number, pid, nested=nested, limits=(most, seconds, memory))
             self._commands[number] = self._by_leader[pid] = command
             self._by_session[pid] = number
             self._send(STARTED, number, PID.pack(pid))
@@ -494,7 +545,7 @@ class Warden(Family):
     def _reap(self) -> None:
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status, used = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 self._childless = True
                 return
@@ -505,7 +556,37 @@ class Warden(Family):
             command = self._by_leader.pop(pid, None)
             if command is not None:
                 command.exited = True
-                self._send(EXITED, command.number, EXIT.pack(status, command.asked))
+                self._send(EXITED, command.number, EXIT.pack(status, command.asked, command.exceeded))
+            elif pid in self._orphans:
+                owner = self._commands.get(self._orphans.pop(pid))
+                if owner is not None:
+                    owner.spent += used.ru_utime + used.ru_stime
+
+    def _watch(self) -> float | None:
+        """Look whether commands keep to their limits, now and then; return when to look again, in seconds."""
+        watched = [command for command in self._commands.values() if command.watched]
+        if not watched:
+            self._look_at = 0.0
+            return None
+        now = time.monotonic()
+        self._look_at = self._look_at or now + WATCH_SECONDS
+        if now < self._look_at:
+            return self._look_at - now
+        with contextlib.suppress(OSError):  # no descriptor or memory to look with: again in a moment
+            families = self.scan()
+            self._orphans = {
+                p.pid: owner for owner, family in families.items() for p in family if p.parent == self._pid
+            }
+            for command in watched:
+                command.exceeded = _exceeded(families.get(command.number, []), command.limits, command.spent)
+                command.killing = bool(command.exceeded)
+            # Whose it is cannot be told of a process that hides it: what nobody may use none of them may.
+            most = [max(limits) if all(limits) else 0 for limits in zip(*(c.limits for c in watched), strict=True)]
+            if _exceeded(families.get(UNKNOWN, []), (most[0], most[1], most[2]), 0.0):
+                self.end(set())
+        done = time.monotonic()
+        self._look_at = done + max(WATCH_SECONDS, (done - now) * _WATCH_SHARE)
+        return self._look_at - done
 
     def _settle(self) -> float | None:
         """Bring the commands that have to end closer to it; return when to look again, in seconds."""
@@ -571,8 +652,39 @@ class Warden(Family):
             delay = min(delay * 2, _LAST_DELAY)
 
 
+def _exceeded(family: list[Process], limits: tuple[int, int, int], spent: float) -> int:
+    """Return which limit processes exceed together, 0 for none."""
+    uses = [(process.pid, *process.use()) for process in family]
+    threads, seconds, memory = limits
+    if threads and sum(use[1] for use in uses) > threads:
+        return PROCESSES
+    if seconds and spent + sum(use[2] for use in uses) > seconds:
+        return CPU
+    # What is resident counts shared pages once for each process, so it only tells when to look closely.
+    if memory and sum(use[3] for use in uses) > memory and sum(memory_of(use[0], use[3]) for use in uses) > memory:
+        return MEMORY
+    return 0
+
+
+def _bound_commands(open_files: int, file_bytes: int) -> None:
+    """Give this process, and so every command, the limits that none may raise; no command leaves a core."""
+    for which, limit in (
+        (resource.RLIMIT_NOFILE, open_files),
+        (resource.RLIMIT_FSIZE, file_bytes),
+    ):
+        if limit:
+            hard = resource.getrlimit(which)[1]
+            hard = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+            resource.setrlimit(which, (hard, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # When the machine has no memory left, commands go before the service does.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+b", buffering=0) as file:  # noqa: PTH123 - without pathlib
+        if int(file.read()) < _OOM_SCORE:
+            file.write(b"%d" % _OOM_SCORE)
+
+
 def main() -> None:
-    """Run as the warden on the socket whose descriptor is the first argument."""
+    """Run as the warden on the socket whose descriptor is the first argument, under the limits that follow it."""
     # A terminal's ^C and a service manager's SIGTERM go to everyone in sight. The service decides when to stop, and
     # this process goes when the service has gone.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
@@ -580,6 +692,7 @@ def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
     become_subreaper()
+    _bound_commands(*map(int, sys.argv[2:4]))
     # The environments of all commands pass through here; a command of the same user may not read them.
     _prctl(_PR_SET_DUMPABLE, 0)
     if read_process(os.getpid()) is None:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final, TypeVar, TypeVarTuple
 
 import structlog
+from pydantic.alias_generators import to_camel
 
 from app.domain.abort import AbortSignal
 from app.domain.clock import now_ms
@@ -17,6 +18,7 @@ from app.domain.ids import new_id
 from app.domain.workspace import Workspace, WorkspaceOptions, WorkspaceStatus
 from app.errors import AppError, Conflict, NotFound, Overloaded, WorkspaceGone, WorkspaceMoved
 from app.sandbox.file_pool import FilePool
+from app.sandbox.limits import NO_POLICY, CommandPolicy
 from app.services.batches import BatchService
 from app.services.idempotency import key_reused, made_before
 from app.services.workspace_roots import WorkspaceRoots, from_os_error, identity, invalid, lay_in, sweep, take_out
@@ -89,6 +91,7 @@ class WorkspaceService:
     Args:
         roots: where their directories stand.
         allow_unrestricted: whether `containment: "unrestricted"` is granted.
+        policy: what is granted to commands.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class WorkspaceService:
         batches: BatchService,
         roots: WorkspaceRoots,
         allow_unrestricted: bool = False,
+        policy: CommandPolicy = NO_POLICY,
     ) -> None:
         self._storage = storage
         self._reads = reads
@@ -109,6 +113,7 @@ class WorkspaceService:
         self._batches = batches
         self._roots = roots
         self._allow_unrestricted = allow_unrestricted
+        self._policy = policy
         self._known: dict[str, _KnownRoot] = {}
         self._expiries: dict[str, int] = {}
         self._interrupted: dict[str, Workspace] = {}
@@ -378,6 +383,20 @@ class WorkspaceService:
     def _check_options(self, options: WorkspaceOptions) -> None:
         if options.containment == "unrestricted" and not self._allow_unrestricted:
             raise invalid("#/options/containment", "not_granted", "this server does not allow unrestricted workspaces")
+        for tool, shell in (("bash", options.bash), ("powershell", options.powershell)):
+            if shell.network == "host" and not self._policy.allow_network:
+                raise invalid(
+                    f"#/options/{tool}/network",
+                    "not_granted",
+                    "this server gives commands no network; whoever runs it can allow it with TOOLCRIB_ALLOW_NETWORK",
+                )
+            for name, most in self._policy.limits.exceeding(shell.limits).items():
+                setting = f"TOOLCRIB_COMMAND_{name.upper()}"
+                raise invalid(
+                    f"#/options/{tool}/limits/{to_camel(name)}",
+                    "not_granted",
+                    f"this server allows at most {most} ({setting}); a workspace can only lower that",
+                )
 
     async def _run_until_cancelled(self, function: Callable[[Callable[[], None]], R], workspace: str) -> R:
         """Run work in a thread that looks whether it is called off between its steps."""

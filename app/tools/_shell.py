@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import fsdecode
 from typing import Any, Final
 
@@ -15,8 +15,11 @@ from app.errors import ErrorCode, ToolError
 from app.sandbox.base import ProcessSpec
 from app.sandbox.command_guard import check_command
 from app.sandbox.containment import Root
+from app.sandbox.disk import require_free
 from app.sandbox.environment import check_variables, command_environment
+from app.sandbox.limits import CommandLimits
 from app.sandbox.process import CommandOutcome, run_command
+from app.tools._limits import limit_reached
 from app.tools.base import OnUpdate, OutputDelta, PartialResult
 from app.tools.environment import ToolEnvironment
 from app.tools.model_tool import DetailsModel
@@ -29,6 +32,7 @@ _RESULT_JSON_BYTES: Final = 6 * 1_048_576
 """What the three texts of a result may take as JSON: a stored result is at most 8 MiB, the command's own included."""
 
 _SHOWN_MOST_BYTES: Final = 2 * 1_048_576
+_LAST_WORDS_BYTES: Final = 4_096
 
 _GUARD_INLINE_CHARACTERS: Final = 16_384  # a longer command is looked at in a thread
 _ROOMY_LINES: Final = 8
@@ -84,10 +88,12 @@ async def run_shell(
     """Run a command in the workspace's root and return what it printed.
 
     Raises:
-        ToolError: `non_zero_exit`, `timeout`, `cancelled`, `interrupted`, with the output so far in the message and
-            in the details; `path_outside_workspace` (the guard), `invalid_arguments` (the environment), and what
+        ToolError: `non_zero_exit`, `limit_exceeded`, `no_space`, `timeout`, `cancelled`, `interrupted`, with the output
+            so far in the message and in the details; `path_outside_workspace` (the guard), `invalid_arguments` (the
+            environment), `sandbox_unavailable` (a network that is not granted), `no_space` (the disk), and what
             `Sandbox.start` raises: then nothing was started.
     """
+    limits = environment.policy.limits.tightened(options.limits)
     timeout_ms = min(call.timeout_ms or options.timeout, options.max_timeout)
     max_bytes = shown_bytes(options)
     output = CommandOutput(max_bytes)
@@ -96,7 +102,7 @@ async def run_shell(
         command=truncate_tail(call.command, _SHOWN_COMMAND_BYTES, None).text,
         timeout_ms=timeout_ms,
         output_url=output_url,
-        sandbox=environment.sandbox.report.to_json(),
+        sandbox=_sandbox_details(environment, options),
     )
 
     def take(stream: OutputStream, data: bytes) -> Awaitable[None] | None:
@@ -106,28 +112,30 @@ async def run_shell(
     outcome: CommandOutcome | None = None
     try:
         signal.raise_if_aborted()
+        _require_network(options, environment)
         variables = _variables(options.env, call.env)
         async with environment.commands.taken(
             environment.cwd, signal, owner=environment.tenant, on_long_wait=lambda: on_update(_waiting(environment))
         ) as waited:
             details = details.model_copy(update={"queued_ms": round(waited * 1000)})
-            root = await environment.files.run(
-                Root.open,
-                environment.cwd,
-                environment.root_identity,
-                environment.options.containment,
-                signal=signal,
-                workspace=environment.cwd,
-            )
+            root = await environment.files.run(_open_root, environment, signal=signal, workspace=environment.cwd)
             with root:
                 real = fsdecode(root.real)
                 if _guarded(environment, options):
                     await _check(call.command, (environment.cwd, real))
-                spec = ProcessSpec(call.argv, root.fd, command_environment(real, variables))
+                spec = ProcessSpec(
+                    call.argv,
+                    root.fd,
+                    command_environment(real, variables),
+                    limits=limits,
+                    host_network=options.network == "host",
+                )
                 outcome = await run_command(
                     environment.sandbox, spec, signal=signal, timeout_ms=timeout_ms, on_output=take
                 )
-        ending = _ending(outcome, timeout_ms)
+        if environment.sandbox.report.tier != "namespace":
+            limits = replace(limits, tmp_bytes=None)
+        ending = _ending(outcome, timeout_ms, limits, output.last_words())
     except Aborted as aborted:
         ending = _aborted(aborted.reason)
         stopped = details.model_copy(update={"aborted": True})
@@ -156,6 +164,32 @@ async def run_shell(
     if ending is not None:
         raise ToolError(ending.code, shown.text, details.to_json(), summary=ending.text)
     return ToolResult(text_content(shown.text), details.to_json())
+
+
+def _open_root(environment: ToolEnvironment) -> Root:
+    """Open the root of a command that is about to start; in the file pool."""
+    root = Root.open(environment.cwd, environment.root_identity, environment.options.containment)
+    try:
+        require_free(root.fd, environment.policy.min_free_bytes)
+    except ToolError:
+        root.close()
+        raise
+    return root
+
+
+def _require_network(options: BashOptions, environment: ToolEnvironment) -> None:
+    if options.network == "host" and not environment.policy.allow_network:
+        raise ToolError(
+            ErrorCode.SANDBOX_UNAVAILABLE,
+            'nothing was started: the workspace\'s options ask for network "host", which this server does not grant. '
+            "Change the option, or have whoever runs the server set TOOLCRIB_ALLOW_NETWORK",
+        )
+
+
+def _sandbox_details(environment: ToolEnvironment, options: BashOptions) -> dict[str, Any]:
+    report = environment.sandbox.report
+    host = options.network == "host" or "network" in report.missing
+    return {**report.to_json(), "network": "host" if host else "none"}
 
 
 def _waiting(environment: ToolEnvironment) -> PartialResult:
@@ -201,13 +235,16 @@ class _Ending:
     text: str
 
 
-def _ending(outcome: CommandOutcome, timeout_ms: int) -> _Ending | None:
+def _ending(outcome: CommandOutcome, timeout_ms: int, limits: CommandLimits, stderr: str) -> _Ending | None:
     if outcome.abort_reason is not None:
         return _aborted(outcome.abort_reason)
     if outcome.timed_out:
         return _Ending(ErrorCode.TIMEOUT, f"Command timed out after {timeout_ms} ms (timeout is in milliseconds)")
     if outcome.exit_code == 0:
         return None
+    reached = limit_reached(outcome, _exit_code(outcome), limits, stderr)
+    if reached is not None:
+        return _Ending(*reached)
     killed = "" if outcome.signal_name is None else f" (killed by {outcome.signal_name})"
     return _Ending(ErrorCode.NON_ZERO_EXIT, f"Command exited with code {_exit_code(outcome)}{killed}")
 
@@ -278,6 +315,10 @@ class CommandOutput:
 
     def stream_bytes(self, stream: OutputStream) -> int:
         return self._streams[stream].total
+
+    def last_words(self) -> str:
+        """Return the end of stderr, where a program that fails says why."""
+        return self._streams["stderr"].end(_LAST_WORDS_BYTES)[0]
 
     def add(self, stream: OutputStream, data: bytes) -> None:
         """Add the next bytes of a stream.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from app.domain.workspace import WorkspaceOptions
 from app.sandbox.base import Sandbox
 from app.sandbox.file_pool import FilePool
+from app.sandbox.limits import NO_POLICY, CommandPolicy
 from app.sandbox.process_slots import ProcessSlots
 from app.sandbox.ripgrep import Ripgrep
 from app.tools.file_mutation_queue import FileMutationQueue
@@ -18,6 +19,7 @@ class ToolEnvironment:
     `root_identity` is the `(st_dev, st_ino)` the root had when the workspace was made; None does not check.
     `ripgrep` is what grep runs, shared too; None makes one of its own for each tool, in `sandbox`. `powershell` is the
     path of pwsh; None looks for it on the commands' PATH.
+    `policy` is what the server grants commands.
     `commands` bounds how many commands run at once, shared too; `tenant` is whose they are counted as.
     `output_url` gives the URL of a call's captured output for the caller's call id, or None when it has none.
     """
@@ -33,3 +35,4 @@ class ToolEnvironment:
     output_url: Callable[[str], str | None] | None = None
     ripgrep: Ripgrep | None = None
     powershell: str | None = None
+    policy: CommandPolicy = NO_POLICY

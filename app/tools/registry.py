@@ -13,6 +13,7 @@ from typing import Final, Self
 from app.domain.workspace import Workspace, WorkspaceOptions
 from app.sandbox.base import Sandbox
 from app.sandbox.file_pool import FilePool
+from app.sandbox.limits import NO_POLICY, CommandPolicy
 from app.sandbox.local import LocalSandbox
 from app.sandbox.process_slots import ProcessSlots
 from app.sandbox.ripgrep import Ripgrep
@@ -69,8 +70,8 @@ class ToolsOptions:
 
     `options` are the workspace's. `sandbox`, `files` and `mutations` are shared by all workspaces of a process, which
     is what keeps two changes of one file apart: pass the same ones every time, or none. `ripgrep` and `commands` are
-    shared likewise, to bound how many searches and commands run at once. `tenant`, `root_identity`, `output_url` and
-    `powershell` are those of `ToolEnvironment`.
+    shared likewise, to bound how many searches and commands run at once. `tenant`, `root_identity`, `output_url`,
+    `powershell` and `policy` are those of `ToolEnvironment`.
     """
 
     options: WorkspaceOptions = field(default_factory=WorkspaceOptions)
@@ -83,6 +84,7 @@ class ToolsOptions:
     output_url: Callable[[str], str | None] | None = None
     ripgrep: Ripgrep | None = None
     powershell: str | None = None
+    policy: CommandPolicy = NO_POLICY
 
 
 def create_tool(name: str, cwd: str, options: ToolsOptions | None = None) -> AgentTool:
@@ -191,6 +193,7 @@ def _environment(cwd: str, options: ToolsOptions | None) -> ToolEnvironment:
         output_url=given.output_url,
         ripgrep=given.ripgrep,
         powershell=given.powershell,
+        policy=given.policy,
     )
 
 

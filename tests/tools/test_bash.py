@@ -76,7 +76,7 @@ def text(result: ToolResult) -> str:
     return block["text"]
 
 
-SANDBOX = SandboxReport("process", LocalSandbox().report.missing).to_json()
+SANDBOX = {**SandboxReport("process", LocalSandbox().report.missing).to_json(), "network": "host"}
 
 
 async def test_a_command_that_succeeds(make: Make) -> None:
