@@ -33,6 +33,7 @@ from app.execution.recovery import recover
 from app.execution.runner import BatchRunner
 from app.hooks.chain import hook_chain, load_hooks
 from app.sandbox.base import Sandbox, Tier
+from app.sandbox.decoder import Decoder
 from app.sandbox.file_pool import FilePool
 from app.sandbox.limits import CommandLimits, CommandPolicy, memory_share
 from app.sandbox.local import LocalSandbox
@@ -243,12 +244,15 @@ async def running(
         stack.push_async_callback(searching.close)
         ripgrep = Ripgrep(searching)
         slots = ProcessSlots(settings.commands, settings.commands_per_workspace)
+        decoder = Decoder()
+        stack.callback(decoder.close)
         shared = ToolsOptions(
             sandbox=sandbox,
             files=file_pool,
             mutations=mutations,
             commands=slots,
             ripgrep=ripgrep,
+            decoder=decoder,
             powershell=None if settings.powershell is None else str(settings.powershell),
             policy=policy,
         )

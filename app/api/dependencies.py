@@ -9,7 +9,7 @@ from fastapi import Header, Path, Query, Request, Security
 from fastapi.security import HTTPBearer, SecurityScopes
 from pydantic import AfterValidator
 
-from app.api.errors import NotAcceptable, UnsupportedMediaType
+from app.api.errors import UnsupportedMediaType
 from app.domain.idempotency import IdempotencyKey
 from app.domain.ids import Prefix, is_id
 from app.domain.json_codec import JsonSyntaxError, JsonValueError, parse
@@ -215,18 +215,6 @@ def event_cursor(request: Request, after: str | None) -> int:
     if not value.isascii() or not value.isdigit() or len(value) > 18:
         raise InvalidCursor(f"the cursor {value[:64]!r} is no event id; send the last id you have seen, or 0")
     return int(value)
-
-
-def accepts_events(request: Request) -> bool:
-    """Whether the client asks for an event stream by name."""
-    return any("text/event-stream" in value.lower() for value in request.headers.getlist("accept"))
-
-
-def require_events(request: Request) -> None:
-    """Raise NotAcceptable when the client rules an event stream out."""
-    accepted = ",".join(request.headers.getlist("accept")).lower()
-    if accepted and not any(kind in accepted for kind in ("text/event-stream", "text/*", "*/*")):
-        raise NotAcceptable("this is an event stream; send Accept: text/event-stream")
 
 
 # -- bodies -----------------------------------------------------------------------------------------------------------

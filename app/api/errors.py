@@ -77,12 +77,10 @@ class NotReady(AppError):
     code = "not_ready"
 
 
-def problem(
-    scope: Scope, code: str, detail: str, /, *, headers: Mapping[str, str] | None = None, **members: Any
-) -> Response:
-    """Return the response of one problem; `members` are further members of the document."""
+def problem_document(scope: Scope, code: str, detail: str) -> dict[str, Any]:
+    """Return what every problem document has."""
     kind = KINDS[code]
-    body = {
+    return {
         "type": f"urn:toolcrib:problem:{code}",
         "title": kind.title,
         "status": kind.status,
@@ -90,8 +88,15 @@ def problem(
         "instance": scope["path"],
         "code": code,
         "requestId": scope["state"]["request_id"],
-        **members,
     }
+
+
+def problem(
+    scope: Scope, code: str, detail: str, /, *, headers: Mapping[str, str] | None = None, **members: Any
+) -> Response:
+    """Return the response of one problem; `members` are further members of the document."""
+    kind = KINDS[code]
+    body = {**problem_document(scope, code, detail), **members}
     sent = dict(headers or {})
     if kind.retry_after is not None:
         sent.setdefault("Retry-After", str(kind.retry_after))

@@ -59,7 +59,7 @@ class Landlock:
 
     def __init__(self, *, readable: Sequence[str] = (), hidden: Sequence[str] = ()) -> None:
         self._abi = abi()
-        self._handled = (1 << (16 if self._abi >= 5 else 15)) - 1
+        self._handled = _handled(self._abi)
         self._filters = {
             host_network: seccomp.filter_program(own_namespaces=False, host_network=host_network)
             for host_network in (False, True)
@@ -84,7 +84,7 @@ class Landlock:
                 ErrorCode.SANDBOX_UNAVAILABLE,
                 "this sandbox cannot hold a command whose root contains the service's data",
             )
-        opened = [self._ruleset(host_network=spec.host_network)]
+        opened = [empty_ruleset(host_network=spec.host_network)]
         try:
             for fd, rights in self._kept:
                 _allow(opened[0], fd, rights & self._handled)
@@ -114,14 +114,6 @@ class Landlock:
             return  # nothing to read there
         self._kept.append((fd, rights if stat.S_ISDIR(os.fstat(fd).st_mode) else rights & _OF_FILES))
 
-    def _ruleset(self, *, host_network: bool) -> int:
-        # What is handled: access to files; from ABI 4 binding and connecting TCP; from ABI 6 abstract sockets and
-        # signals that lead out. Nothing of the last three is allowed by any rule.
-        tcp = 0 if host_network else 0b11
-        fields = [self._handled, *([tcp] if self._abi >= 4 else []), *([0b11] if self._abi >= _SCOPE_ABI else [])]
-        attributes = struct.pack(f"={len(fields)}Q", *fields)
-        return _call(_CREATE_RULESET, attributes, len(attributes), 0)
-
 
 def abi() -> int:
     """Return the version of Landlock the kernel offers; 0 for none."""
@@ -131,6 +123,24 @@ def abi() -> int:
         if error.errno in {errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}:
             return 0
         raise
+
+
+def empty_ruleset(*, host_network: bool = False) -> int:
+    """Return the descriptor of a ruleset that allows nothing.
+
+    What is handled: access to files; from ABI 4 binding and connecting TCP, unless `host_network`; from ABI 6 abstract
+    sockets and signals that lead out. Nothing of the last three is allowed by any rule. Raises OSError.
+    """
+    version = abi()
+    tcp = 0 if host_network else 0b11
+    fields = [_handled(version), *([tcp] if version >= 4 else []), *([0b11] if version >= _SCOPE_ABI else [])]
+    attributes = struct.pack(f"={len(fields)}Q", *fields)
+    return _call(_CREATE_RULESET, attributes, len(attributes), 0)
+
+
+def _handled(version: int) -> int:
+    """Return the rights to files that a ruleset takes away. The first version has 13 of them, the next ones more."""
+    return (1 << {0: 0, 1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
 
 
 def _allow(ruleset: int, fd: int, rights: int) -> None:

@@ -34,6 +34,8 @@ from app.storage.base import (
 from app.storage.read_pool import ReadPool
 from app.storage.record_writer import RecordWriter
 
+EXPORT_PAGE: Final = 100
+
 INLINE_BYTES: Final = 4 * 1024 * 1024
 """How many bytes of arguments and results an answer with several calls carries; the rest has its own URL."""
 
@@ -225,6 +227,33 @@ class BatchService:
 
         `path` and `text` may come in any spelling; an absolute path is understood together with a workspace.
         """
+        found = await self._condition(condition, owner)
+        if found is None:
+            return Page((), None)
+        return await self._reads.run(self._storage.calls, found, before=before, limit=limit, inline=INLINE_BYTES)
+
+    async def every_call(
+        self, condition: CallFilter, *, owner: str | None, before: str | None
+    ) -> AsyncGenerator[Page[CallRecord], None]:
+        """Yield all calls that meet the conditions, newest first, page by page; `whole_call` completes one."""
+        found = await self._condition(condition, owner)
+        while found is not None:
+            page = await self._reads.run(
+                self._storage.calls, found, before=before, limit=EXPORT_PAGE, inline=INLINE_BYTES
+            )
+            yield page
+            before = page.next_before
+            if before is None:
+                return
+
+    async def whole_call(self, call: CallRecord) -> CallRecord | None:
+        """Return a call of a page with what the page left out; None when it was removed meanwhile."""
+        if call.arguments and (call.result is not None or not call.result_bytes):
+            return call
+        return await self._reads.run(self._storage.call, call.id)
+
+    async def _condition(self, condition: CallFilter, owner: str | None) -> CallFilter | None:
+        """Return conditions as the storage understands them; None when nothing can meet them."""
         if condition.workspace_id is not None:
             await self._check_owner(condition.workspace_id, owner, f"there is no workspace {condition.workspace_id}")
         condition = replace(condition, owner=owner)
@@ -233,9 +262,9 @@ class BatchService:
         if condition.path is not None:
             path = await self._plain_path(condition.path, condition.workspace_id)
             if path is None:
-                return Page((), None)
+                return None
             condition = replace(condition, path=path)
-        return await self._reads.run(self._storage.calls, condition, before=before, limit=limit, inline=INLINE_BYTES)
+        return condition
 
     async def open_events(
         self, batch_id: str, *, owner: str | None, cursor: int, updates: Updates

@@ -3,14 +3,12 @@
 import base64
 import io
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
 from PIL import Image, ImageOps
 
 from app.errors import ErrorCode, ToolError
-from app.tools.turns import Turns
 
 MAX_SIDE: Final = 2_000
 MAX_BASE64_BYTES: Final = 4_718_592
@@ -32,7 +30,6 @@ _SHOWN_AS_THEY_ARE: Final = ("image/png", "image/jpeg", "image/gif", "image/webp
 _ORIENTATION: Final = 0x0112
 _JPEG_QUALITY: Final = 85
 _SMALLEST_SIDE: Final = 64
-_ONE_BY_ONE: Final = Turns(2)
 
 # Pillow warns of an image with very many pixels and refuses one with twice as many, also where it meets one inside
 # another. Here the warning is a refusal too.
@@ -64,34 +61,37 @@ class ShownImage:
         return max(self.width, self.height) / max(self.original_width, self.original_height)
 
 
-def show_image(load: Callable[[], bytes], mime_type: str, shown: str, check: Callable[[], None]) -> ShownImage:
-    """Return the image of a file of one of `IMAGE_FORMATS`, which is decoded to see that it is whole.
+def prepare() -> None:
+    Image.init()
 
-    `load` gives the content of the file; it is called when it is this file's turn, so that few are in memory.
+
+def decode(data: bytes, *, mime_type: str, shown: str) -> dict[str, Any]:
+    return asdict(show_image(data, mime_type, shown))
+
+
+def show_image(data: bytes, mime_type: str, shown: str) -> ShownImage:
+    """Return the image of a file of one of `IMAGE_FORMATS`, which is decoded to see that it is whole.
 
     A file that is upright, in a format models take, and within both limits is shown as it is, animations included (of
     which only the first picture is decoded). Otherwise the first picture is made anew: as JPEG where the file is one,
     else as PNG, or as JPEG where PNG would be too large.
 
     Raises:
-        ToolError: `unsupported`: damaged, or with more pixels than are decoded. `limit_exceeded`: other images took too
-            long.
+        ToolError: `unsupported`: damaged, or with more pixels than are decoded.
     """
-    with _ONE_BY_ONE.taken(f"{shown} was not read: other images are still being decoded; try again", check):
-        data = load()
-        try:
-            return _shown_image(data, mime_type, shown)
-        except (Image.DecompressionBombWarning, Image.DecompressionBombError):
-            raise _too_many_pixels(shown, mime_type) from None
-        except ToolError:
-            raise
-        except Exception as error:  # a damaged file makes a decoder raise nearly anything
-            raise ToolError(
-                ErrorCode.UNSUPPORTED,
-                f"{shown} begins like an image ({mime_type}, {len(data)} bytes) but is damaged and cannot be decoded; "
-                "get the file again, or look into it with bash",
-                {"mimeType": mime_type},
-            ) from error
+    try:
+        return _shown_image(data, mime_type, shown)
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        raise _too_many_pixels(shown, mime_type) from None
+    except (ToolError, MemoryError):
+        raise
+    except Exception as error:  # a damaged file makes a decoder raise nearly anything
+        raise ToolError(
+            ErrorCode.UNSUPPORTED,
+            f"{shown} begins like an image ({mime_type}, {len(data)} bytes) but is damaged and cannot be decoded; "
+            "get the file again, or look into it with bash",
+            {"mimeType": mime_type},
+        ) from error
 
 
 def _shown_image(data: bytes, mime_type: str, shown: str) -> ShownImage:

@@ -1,17 +1,17 @@
 """The text of a PDF, page by page."""
 
-from collections.abc import Callable, Iterator
+import codecs
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
 import pypdfium2
 
 from app.errors import ErrorCode, ToolError
-from app.tools.turns import Turns
 
 MAX_PAGES: Final = 100
-"""How many pages one call shows; a page takes some milliseconds, and other calls wait for their turn."""
+"""How many pages one call shows; a page takes some milliseconds."""
 
 MAX_FILE_BYTES: Final = 64 * 1_048_576
 MIME_TYPE: Final = "application/pdf"
@@ -19,9 +19,6 @@ MIME_TYPE: Final = "application/pdf"
 _WRONG_PASSWORD: Final = 4
 _UNKNOWN_SECURITY: Final = 5
 _ROOM_FOR_NOTICE: Final = 160
-
-# PDFium must not be called by two threads at once, whatever they do with it.
-_ONE_BY_ONE: Final = Turns(1)
 
 # A hyphen at a line's end is one of the first two, and what else is below a blank has no meaning in a text.
 _CHARACTERS: Final = {0x02: "-", 0xFFFE: "-"} | {
@@ -49,33 +46,29 @@ class _PageText:
     cut: bool
 
 
-def read_pdf(
-    load: Callable[[], bytes],
-    shown: str,
-    *,
-    offset: int,
-    limit: int | None,
-    max_bytes: int,
-    check: Callable[[], None],
-) -> PdfPages:
+def prepare() -> None:
+    codecs.lookup("utf-16-le")
+
+
+def decode(data: bytes, *, shown: str, offset: int, limit: int | None, max_bytes: int) -> dict[str, Any]:
+    return asdict(read_pdf(data, shown, offset=offset, limit=limit, max_bytes=max_bytes))
+
+
+def read_pdf(data: bytes, shown: str, *, offset: int, limit: int | None, max_bytes: int) -> PdfPages:
     """Return the text of at most `limit` pages from page `offset` on, in at most `max_bytes` bytes of UTF-8.
 
-    `load` gives the content of the file; it is called when it is this file's turn, so that few are in memory.
-
-    A page that does not fit ends what is shown. The first one is cut where it has to be, and says so.
+    A page that does not fit ends what is shown. The first one is cut where it has to be, and says so. PDFium must not
+    be called by two threads at once.
 
     Raises:
-        ToolError: `unsupported` (encrypted or damaged), `invalid_arguments` (an offset past the last page),
-            `limit_exceeded` (other PDF files took too long).
+        ToolError: `unsupported` (encrypted or damaged), `invalid_arguments` (an offset past the last page).
     """
-    with _ONE_BY_ONE.taken(f"{shown} was not read: another PDF is still being read; try again", check):
-        data = load()
-        try:
-            document = pypdfium2.PdfDocument(data)
-        except pypdfium2.PdfiumError as error:
-            raise _unreadable(shown, len(data), getattr(error, "err_code", None)) from None
-        with closing(document):
-            return _shown_pages(document, shown, offset, limit, max_bytes, check)
+    try:
+        document = pypdfium2.PdfDocument(data)
+    except pypdfium2.PdfiumError as error:
+        raise _unreadable(shown, len(data), getattr(error, "err_code", None)) from None
+    with closing(document):
+        return _shown_pages(document, shown, offset, limit, max_bytes)
 
 
 def _shown_pages(
@@ -84,7 +77,6 @@ def _shown_pages(
     offset: int,
     limit: int | None,
     max_bytes: int,
-    check: Callable[[], None],
 ) -> PdfPages:
     pages = len(document)
     if offset > pages:
@@ -100,7 +92,7 @@ def _shown_pages(
     parts: list[str] = []
     used = 0
     with_text = False
-    for number, page in enumerate(_texts(document, range(offset, offset + wanted), max_bytes, check), offset):
+    for number, page in enumerate(_texts(document, range(offset, offset + wanted), max_bytes), offset):
         part = _part(number, pages, page.text)
         size = len(part.encode()) + 2
         if used + size > budget or page.cut:
@@ -126,11 +118,8 @@ def _shown_pages(
     return PdfPages(text, pages, offset, end, end + 1 if end < pages else None)
 
 
-def _texts(
-    document: pypdfium2.PdfDocument, numbers: range, max_characters: int, check: Callable[[], None]
-) -> Iterator[_PageText]:
+def _texts(document: pypdfium2.PdfDocument, numbers: range, max_characters: int) -> Iterator[_PageText]:
     for number in numbers:
-        check()
         try:
             with closing(document[number - 1]) as page, closing(page.get_textpage()) as content:
                 characters = content.count_chars()

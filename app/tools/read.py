@@ -19,10 +19,10 @@ from app.sandbox.files import read_whole
 from app.tools import image_content, pdf_text
 from app.tools.base import OnUpdate, ToolAnnotations, ToolDefinition
 from app.tools.environment import ToolEnvironment
-from app.tools.image_content import IMAGE_FORMATS, ShownImage, show_image
+from app.tools.image_content import IMAGE_FORMATS, ShownImage
 from app.tools.line_index import LineIndexes
 from app.tools.model_tool import ArgumentsModel, DetailsModel, ModelTool, define
-from app.tools.pdf_text import read_pdf
+from app.tools.pdf_text import PdfPages
 from app.tools.text_encoding import NotText, detect_encoding, encoding_named
 from app.tools.text_page import RESULT_MAX_BYTES, Beginning, Window, read_beginning, read_page, unknown_text
 
@@ -265,7 +265,7 @@ class _Reading:
 
     def _image(self, mime_type: str) -> ToolResult:
         self._at_most(image_content.MAX_FILE_BYTES, mime_type)
-        image = show_image(self._content, mime_type, self.shown, self.check)
+        image = ShownImage(**self._decoded(image_content.__name__, mime_type=mime_type))
         details = ReadDetails(
             path=self.file.path,
             relative_path=self.file.relative_path,
@@ -291,14 +291,10 @@ class _Reading:
 
     def _pdf(self) -> ToolResult:
         self._at_most(pdf_text.MAX_FILE_BYTES, pdf_text.MIME_TYPE)
-        pages = read_pdf(
-            self._content,
-            self.shown,
-            offset=self.wanted.offset,
-            limit=self.wanted.limit,
-            # A quotation mark is two bytes of JSON.
-            max_bytes=min(self.environment.options.read.max_bytes, RESULT_MAX_BYTES // 2),
-            check=self.check,
+        # A quotation mark is two bytes of JSON.
+        max_bytes = min(self.environment.options.read.max_bytes, RESULT_MAX_BYTES // 2)
+        pages = PdfPages(
+            **self._decoded(pdf_text.__name__, offset=self.wanted.offset, limit=self.wanted.limit, max_bytes=max_bytes)
         )
         details = ReadDetails(
             path=self.file.path,
@@ -330,6 +326,11 @@ class _Reading:
                 },
             ],
             details.to_json(),
+        )
+
+    def _decoded(self, module: str, **arguments: Any) -> Any:
+        return self.environment.decoder.decode(
+            module, self.file.fd, {"shown": self.shown, **arguments}, shown=self.shown, check=self.check
         )
 
     def _content(self) -> bytes:

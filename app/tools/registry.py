@@ -12,6 +12,7 @@ from typing import Final, Self
 
 from app.domain.workspace import Workspace, WorkspaceOptions
 from app.sandbox.base import Sandbox
+from app.sandbox.decoder import Decoder
 from app.sandbox.file_pool import FilePool
 from app.sandbox.limits import NO_POLICY, CommandPolicy
 from app.sandbox.local import LocalSandbox
@@ -69,9 +70,9 @@ class ToolsOptions:
     """What the tools of a workspace are made with.
 
     `options` are the workspace's. `sandbox`, `files` and `mutations` are shared by all workspaces of a process, which
-    is what keeps two changes of one file apart: pass the same ones every time, or none. `ripgrep` and `commands` are
-    shared likewise, to bound how many searches and commands run at once. `tenant`, `root_identity`, `output_url`,
-    `powershell` and `policy` are those of `ToolEnvironment`.
+    is what keeps two changes of one file apart: pass the same ones every time, or none. `ripgrep`, `commands` and
+    `decoder` are shared likewise, to bound how many searches, commands and decoders run at once. `tenant`,
+    `root_identity`, `output_url`, `powershell` and `policy` are those of `ToolEnvironment`.
     """
 
     options: WorkspaceOptions = field(default_factory=WorkspaceOptions)
@@ -84,6 +85,7 @@ class ToolsOptions:
     output_url: Callable[[str], str | None] | None = None
     ripgrep: Ripgrep | None = None
     powershell: str | None = None
+    decoder: Decoder | None = None
     policy: CommandPolicy = NO_POLICY
 
 
@@ -193,6 +195,7 @@ def _environment(cwd: str, options: ToolsOptions | None) -> ToolEnvironment:
         output_url=given.output_url,
         ripgrep=given.ripgrep,
         powershell=given.powershell,
+        decoder=given.decoder or _process_decoder(),
         policy=given.policy,
     )
 
@@ -210,6 +213,11 @@ def _process_files() -> FilePool:
 @cache
 def _process_mutations() -> FileMutationQueue:
     return FileMutationQueue()
+
+
+@cache
+def _process_decoder() -> Decoder:
+    return Decoder()
 
 
 @cache

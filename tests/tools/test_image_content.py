@@ -3,7 +3,6 @@
 import base64
 import io
 import os
-import threading
 
 import pytest
 from PIL import Image
@@ -14,7 +13,7 @@ from tests.support.sample_files import animated_image, image_file, marked_image,
 
 
 def shown(data: bytes, mime_type: str) -> ShownImage:
-    return show_image(lambda: data, mime_type, "it", lambda: None)
+    return show_image(data, mime_type, "it")
 
 
 def picture_of(image: ShownImage) -> Image.Image:
@@ -165,34 +164,3 @@ def test_an_image_that_would_fill_the_memory_is_not_decoded(side: int) -> None:
     error = refusal(png_bomb(side, side), "image/png")
     assert error.code is ErrorCode.UNSUPPORTED
     assert "pixels" in error.message or "is damaged" in error.message
-
-
-def test_at_most_two_images_are_in_memory_at_once() -> None:
-    data = image_file("PNG")
-    inside = threading.Semaphore(0)
-    leave = threading.Event()
-    third = threading.Event()
-
-    def load() -> bytes:
-        inside.release()
-        assert leave.wait(20)
-        return data
-
-    def load_third() -> bytes:
-        third.set()
-        return data
-
-    def waited() -> None:
-        leave.set()  # the third has looked around while it was waiting
-
-    threads = [threading.Thread(target=show_image, args=(load, "image/png", "it", lambda: None)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    assert inside.acquire(timeout=20)
-    assert inside.acquire(timeout=20)
-    assert not third.is_set()
-    assert show_image(load_third, "image/png", "it", waited).width == 60
-    for thread in threads:
-        thread.join(20)
-        assert not thread.is_alive()
-    assert leave.is_set()

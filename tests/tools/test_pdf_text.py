@@ -1,6 +1,5 @@
 """PDF files: their text by page, in bounds, with a notice how to go on; a reason where there is none."""
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ THREE = ("Hello\nworld", "the second", "the third")
 
 
 def pages_of(data: bytes, *, offset: int = 1, limit: int | None = None, max_bytes: int = 10_000) -> PdfPages:
-    return read_pdf(lambda: data, "x.pdf", offset=offset, limit=limit, max_bytes=max_bytes, check=lambda: None)
+    return read_pdf(data, "x.pdf", offset=offset, limit=limit, max_bytes=max_bytes)
 
 
 def refusal(data: bytes, **more: Any) -> ToolError:
@@ -108,46 +107,3 @@ def test_an_encrypted_file_says_what_to_do() -> None:
     error = refusal(pdf_file(THREE, encrypted=True))
     assert error.code is ErrorCode.UNSUPPORTED
     assert "is encrypted and needs a password; make a copy without one" in error.message
-
-
-def test_threads_take_turns_and_all_get_their_text() -> None:
-    files = [pdf_file([f"file {number} page {page}" for page in range(30)]) for number in range(6)]
-    answers: dict[int, PdfPages] = {}
-    together = threading.Barrier(6)
-
-    def read(number: int) -> None:
-        together.wait(20)
-        answers[number] = pages_of(files[number])
-
-    threads = [threading.Thread(target=read, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    for number in range(6):
-        assert answers[number].text.count(f"file {number} page ") == 30
-
-
-def test_one_that_waits_for_its_turn_can_be_stopped() -> None:
-    inside, leave = threading.Event(), threading.Event()
-
-    def load() -> bytes:
-        inside.set()
-        assert leave.wait(20)
-        return pdf_file(THREE)
-
-    def stop() -> None:
-        raise InterruptedError
-
-    first = threading.Thread(
-        target=lambda: read_pdf(load, "a.pdf", offset=1, limit=None, max_bytes=1_000, check=lambda: None)
-    )
-    first.start()
-    try:
-        assert inside.wait(20)
-        with pytest.raises(InterruptedError):
-            read_pdf(lambda: b"", "b.pdf", offset=1, limit=None, max_bytes=1_000, check=stop)
-    finally:
-        leave.set()
-        first.join(20)
-    assert pages_of(pdf_file(THREE)).pages == 3

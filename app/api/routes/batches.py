@@ -16,16 +16,15 @@ from app.api.dependencies import (
     Wait,
     WorkspaceId,
     Writer,
-    accepts_events,
     event_cursor,
     idempotency_key,
     read_json,
     refuse_when_draining,
-    require_events,
     services_of,
     waiting,
 )
 from app.api.event_stream import EventStream
+from app.api.negotiation import EVENT_STREAM, JSON_LINES, named, stream_form
 from app.api.openapi import Responses, at_every_route, body_of, examples_of, header, problems, reference
 from app.api.schemas import BatchBody, BatchListBody, BatchRequestBody, CallBody, EventBody, batch_request
 from app.api.wire import batch_item_json, batch_json, call_json, decode_cursor, json_response, list_response
@@ -43,7 +42,10 @@ router = APIRouter(prefix="/v1", tags=["batches"], responses=at_every_route())
 _LOCATION: Final = header("The batch, `/v1/batches/{id}`.")
 _APPLIED: Final = header("`wait=SECONDS` when `Prefer: wait=` was followed.")
 _REPLAYED: Final = header("`true` when an earlier request with the same `Idempotency-Key` made the batch.")
-_STREAM: Final[dict[str, Any]] = {"schema": reference(EventBody.__name__)}
+_STREAM: Final[dict[str, Any]] = {
+    EVENT_STREAM: {"schema": reference(EventBody.__name__)},
+    JSON_LINES: {"schema": {"type": "string", "description": "One event a line: what stands behind `data:`."}},
+}
 _ACCEPTED: Final = (
     "malformed_json",
     "payload_too_large",
@@ -74,7 +76,8 @@ UpdatesParameter = Annotated[
     operation_id="createBatch",
     summary="Submit a batch of tool calls",
     description="By default the answer is 202 and the batch runs on. With `?wait=` or `Prefer: wait=` it is 200 when "
-    "the batch ended in time. With `Accept: text/event-stream` the answer is the event stream itself.",
+    "the batch ended in time. With `Accept: text/event-stream`, or `application/x-ndjson` for JSON lines, the answer "
+    "is the event stream itself.",
     status_code=202,
     response_model=None,
     openapi_extra=body_of(
@@ -97,7 +100,7 @@ UpdatesParameter = Annotated[
         200: {
             "model": BatchBody,
             "description": "The batch has ended, or its event stream",
-            "content": {"text/event-stream": _STREAM},
+            "content": _STREAM,
             "headers": {"Location": _LOCATION, "Preference-Applied": _APPLIED, "Idempotent-Replayed": _REPLAYED},
         },
         202: {
@@ -124,8 +127,9 @@ async def create_batch(
     submitted = await _submit(services, request, workspace_id, asked, caller, idempotency)
     batch = submitted.batch
     headers = _headers(submitted)
-    if accepts_events(request):
-        return _stream(services, submitted, updates, headers)
+    form = named(request, (EVENT_STREAM, JSON_LINES))
+    if form is not None:
+        return _stream(services, submitted, updates, form, headers)
     time = waiting(request, wait)
     if time.seconds > 0:
         batch = await services.batches.get(batch.id, owner=None, wait=time.seconds)
@@ -173,7 +177,7 @@ async def get_batch(request: Request, batch_id: BatchId, _caller: Reader, wait: 
 
 
 _EVENTS: Final[Responses] = {
-    200: {"description": "The event stream", "content": {"text/event-stream": _STREAM}},
+    200: {"description": "The event stream", "content": _STREAM},
     204: {"description": "The cursor is the last event there will ever be: stop"},
     **problems("invalid_cursor", "not_found", "not_acceptable"),
 }
@@ -191,7 +195,8 @@ _EVENTS: Final[Responses] = {
     "/batches/{batch_id}/events",
     operation_id="getEvents",
     summary="Follow a batch: what was, then what is, until `batch_end`",
-    description="Goes on after `Last-Event-ID`, else after `?after=`; 0 or nothing is the start.",
+    description="Goes on after `Last-Event-ID`, else after `?after=`; 0 or nothing is the start. With "
+    "`Accept: application/x-ndjson` each event is a line of JSON.",
     response_model=None,
     response_class=Response,
     responses=_EVENTS,
@@ -216,10 +221,10 @@ async def get_events(
     ] = None,
     updates: UpdatesParameter = "delta",
 ) -> Response:
-    require_events(request)
+    form = stream_form(request)
     cursor = event_cursor(request, after)
     frames = await services_of(request).batches.open_events(batch_id, owner=None, cursor=cursor, updates=updates)
-    return Response(status_code=204) if frames is None else EventStream(frames)
+    return Response(status_code=204) if frames is None else EventStream(frames, form)
 
 
 @router.post(
@@ -318,7 +323,7 @@ def _headers(submitted: Submitted) -> dict[str, str]:
     return {"Location": f"/v1/batches/{submitted.batch.id}", **(REPLAYED if submitted.attached else {})}
 
 
-def _stream(services: Services, submitted: Submitted, updates: Updates, headers: dict[str, str]) -> Response:
+def _stream(services: Services, submitted: Submitted, updates: Updates, form: str, headers: dict[str, str]) -> Response:
     batch = submitted.batch
 
     async def cancel() -> None:
@@ -326,6 +331,7 @@ def _stream(services: Services, submitted: Submitted, updates: Updates, headers:
 
     return EventStream(
         services.batches.follow(batch, updates),
+        form,
         headers=headers,
         # Who only attached is not the client the batch was to end with.
         on_disconnect=cancel if batch.on_disconnect == "cancel" and not submitted.attached else None,

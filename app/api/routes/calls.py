@@ -10,8 +10,10 @@ from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
 from app.api.byte_range import byte_range
-from app.api.dependencies import CallId, Cursor, Limit, Reader, Writer, services_of
+from app.api.call_export import CallExport
+from app.api.dependencies import CallId, Cursor, Reader, Writer, services_of
 from app.api.event_stream import BoundedStream
+from app.api.negotiation import JSON, JSON_LINES, named
 from app.api.openapi import Responses, at_every_route, header, problems
 from app.api.schemas import CallBody, CallListBody
 from app.api.wire import Budget, call_json, decode_cursor, json_response, list_response
@@ -54,10 +56,14 @@ Time = Annotated[str, AfterValidator(_time), WithJsonSchema({"type": "string", "
     operation_id="listCalls",
     summary="Query the records of all calls, newest first",
     description="Conditions are joined by AND. A page looks at a bounded number of rows and may be short, or empty, "
-    "and still have a `nextCursor`.",
+    "and still have a `nextCursor`. With `Accept: application/x-ndjson` the answer is all calls that meet the "
+    "conditions, a line for each, whole; `cursor` is where it begins and `limit` how many lines it has at most.",
     response_model=None,
     responses={
-        200: {"model": CallListBody},
+        200: {
+            "model": CallListBody,
+            "content": {JSON_LINES: {"schema": {"type": "string", "description": "A call a line, each as JSON."}}},
+        },
         **problems("invalid_cursor", "not_found"),
     },
 )
@@ -87,9 +93,11 @@ async def list_calls(
     since: Annotated[Time | None, Query(description="Queued at this time or later.")] = None,
     until: Annotated[Time | None, Query(description="Queued at this time or earlier.")] = None,
     minduration: Annotated[int | None, Query(ge=0, le=2**53, description="Ran for this many ms or longer.")] = None,
-    limit: Limit = 50,
+    limit: Annotated[int | None, Query(ge=1, le=200, description="Calls of a page at most; 50 when absent.")] = None,
     cursor: Cursor = None,
 ) -> Response:
+    batches = services_of(request).batches
+    before = decode_cursor(cursor, "call")
     condition = CallFilter(
         workspace_id=workspace,
         batch_id=batch,
@@ -103,9 +111,11 @@ async def list_calls(
         path=path,
         text=q,
     )
-    page = await services_of(request).batches.calls(
-        condition, owner=None, before=decode_cursor(cursor, "call"), limit=limit
-    )
+    if named(request, (JSON, JSON_LINES)) == JSON_LINES:
+        return await CallExport(batches, limit).response(
+            request.scope, batches.every_call(condition, owner=None, before=before), before
+        )
+    page = await batches.calls(condition, owner=None, before=before, limit=limit or 50)
     budget = Budget()
     return list_response((call_json(call, budget) for call in page.items), page.next_before)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from app.errors import ErrorCode, ToolError
-from app.tools.turns import Turns
+from app.sandbox.turns import Turns
 
 
 def test_who_gets_no_turn_in_time_is_told_so_and_turns_are_given_back() -> None:
