@@ -129,6 +129,12 @@ class WorkspaceGone(AppError):
     code = "workspace_gone"
 
 
+class OutputGone(AppError):
+    """The output of the call was removed by retention; the call itself is there."""
+
+    code = "output_gone"
+
+
 class PayloadTooLarge(AppError):
     code = "payload_too_large"
 

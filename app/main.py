@@ -25,6 +25,7 @@ from app.api.middleware import FaultBarrier, RequestContext
 from app.api.openapi import build_openapi
 from app.api.routes import batches, calls, files, operations, tools, workspaces
 from app.domain.abort import AbortReason
+from app.domain.retention import RetentionPolicy
 from app.errors import ConfigurationError
 from app.events.log import EventLog
 from app.execution.backends.local import LocalBackend
@@ -47,6 +48,7 @@ from app.services.file_access import FileAccess
 from app.services.files import FileService
 from app.services.keys import KeyService, make_key
 from app.services.readiness import Readiness
+from app.services.retention import Retention
 from app.services.tool_catalog import ToolCatalog
 from app.services.workspace_roots import WorkspaceRoots
 from app.services.workspaces import WorkspaceService
@@ -279,6 +281,16 @@ async def running(
             allow_unrestricted=settings.allow_unrestricted,
             policy=policy,
         )
+        retention = Retention(
+            storage=storage,
+            reads=reads,
+            records=records,
+            policy=RetentionPolicy(
+                output_seconds=settings.retain_output,
+                event_seconds=settings.retain_events,
+                record_seconds=settings.retain_records,
+            ),
+        )
         about = About(
             version=__version__,
             python=platform.python_version(),
@@ -319,6 +331,7 @@ async def running(
                 searches_waiting=ripgrep.waiting,
                 followers=log.followers,
                 writes_waiting=records.depth,
+                records_removed=retention.removed.to_json(),
                 disk_full=records.full,
                 files_running=file_pool.running,
                 files_waiting=file_pool.waiting,
@@ -336,6 +349,8 @@ async def running(
         stack.callback(lag.stop)
         await workspace_service.recover()
         await recover(storage, reads, finalizer, backend)
+        keeping_records = asyncio.create_task(retention.keep(), name="retention")
+        stack.push_async_callback(_cancel, keeping_records)
         housekeeping = asyncio.create_task(workspace_service.keep_house(), name="housekeeping")
         stack.push_async_callback(_cancel, housekeeping)
         stack.push_async_callback(_end_batches, batch_service)

@@ -2,13 +2,14 @@
 
 import difflib
 import os
+import re
 import stat
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
@@ -19,6 +20,21 @@ from app.telemetry.logs import LogFormat, LogLevel
 
 PREFIX: Final = "TOOLCRIB_"
 _SECRETS: Final = frozenset({"api_key", "database_url"})
+
+
+def _seconds(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    found = _DURATION.fullmatch(value.strip())
+    if found is None:
+        raise PydanticCustomError("duration", "it has to be a number of seconds, or one with s, m, h or d: 90d")
+    return int(found[1]) * _UNITS[found[2] or "s"]
+
+
+_DURATION: Final = re.compile(r"([0-9]{1,10})\s*([smhd]?)")
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+Duration = Annotated[int, BeforeValidator(_seconds), Field(ge=1, le=100 * 366 * 86_400)]
+"""Seconds; with `m`, `h` or `d` minutes, hours or days."""
 
 
 class Settings(BaseSettings):
@@ -54,6 +70,9 @@ class Settings(BaseSettings):
     tracing: bool = False
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    retain_output: Duration | None = None
+    retain_events: Duration | None = None
+    retain_records: Duration | None = None
     log_level: LogLevel = "info"
     log_format: LogFormat = "auto"
 

@@ -45,6 +45,13 @@ def test_nothing_set_serves_this_machine_alone(monkeypatch: pytest.MonkeyPatch, 
         ("WORKSPACE_ROOTS", "srv", "TOOLCRIB_WORKSPACE_ROOTS is wrong: srv is no absolute path."),
         ("CORS_ORIGINS", "example.org", "TOOLCRIB_CORS_ORIGINS is wrong: example.org is no origin"),
         ("ALLOW_UNRESTRICTED", "perhaps", "TOOLCRIB_ALLOW_UNRESTRICTED is wrong: it has to be a valid boolean"),
+        (
+            "RETAIN_OUTPUT",
+            "soon",
+            "TOOLCRIB_RETAIN_OUTPUT is wrong: it has to be a number of seconds, or one with s, m, h",
+        ),
+        ("RETAIN_EVENTS", "0", "TOOLCRIB_RETAIN_EVENTS is wrong: it has to be greater than or equal to 1"),
+        ("RETAIN_RECORDS", "99999d", "TOOLCRIB_RETAIN_RECORDS is wrong: it has to be less than or equal to"),
         ("LOG_LEVEL", "loud", "TOOLCRIB_LOG_LEVEL is wrong: it has to be 'debug', 'info', 'warning' or 'error'"),
         ("LOG_FORMAT", "xml", "TOOLCRIB_LOG_FORMAT is wrong: it has to be 'auto', 'console' or 'json'"),
     ],
@@ -124,3 +131,10 @@ def test_every_setting_has_a_line_in_the_documentation_and_no_other_is_there() -
     lines = DOCUMENTATION.read_text().splitlines()
     documented = [line.split("`")[1] for line in lines if line.startswith(f"| `{PREFIX}")]
     assert sorted(documented) == sorted(map(variable, Settings.model_fields))
+
+
+def test_a_duration_is_seconds_or_has_a_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Settings.load().retain_output is None
+    for text, seconds in (("3600", 3600), ("90s", 90), ("15m", 900), ("12h", 43_200), (" 30 d ", 2_592_000)):
+        monkeypatch.setenv(PREFIX + "RETAIN_OUTPUT", text)
+        assert Settings.load().retain_output == seconds

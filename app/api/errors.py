@@ -42,6 +42,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "conflict": Kind(409, "The request conflicts with what is there"),
     "workspace_moved": Kind(409, "Another directory stands at the workspace's root"),
     "workspace_gone": Kind(410, "The workspace was deleted or has expired"),
+    "output_gone": Kind(410, "The output was removed"),
     "precondition_failed": Kind(412, "The file is not the one the condition names"),
     "payload_too_large": Kind(413, "The body is too large"),
     "unsupported_media_type": Kind(415, "The body is encoded in a way that is not supported"),

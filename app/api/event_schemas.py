@@ -122,6 +122,15 @@ class BatchEndEvent(_Event):
     terminate: bool
 
 
+class ResyncEvent(ResponseModel):
+    """Retention has removed updates here; their frame has no `id`."""
+
+    type: Literal["resync"]
+    batch_id: str
+    first_missing: int
+    last_missing: int
+
+
 class EventDataBody(
     RootModel[
         BatchStartEvent
@@ -132,6 +141,7 @@ class EventDataBody(
         | OutputGapEvent
         | ToolExecutionEndEvent
         | BatchEndEvent
+        | ResyncEvent
     ]
 ):
     """The JSON of an event. Clients must ignore types and members they do not know."""

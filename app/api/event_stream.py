@@ -16,6 +16,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from app.api.negotiation import EVENT_STREAM, JSON_LINES
+from app.errors import AppError
 
 PING_SECONDS: Final = 15
 SEND_SECONDS: Final = 30.0
@@ -101,7 +102,10 @@ class EventStream(EventSourceResponse):
 
 
 class BoundedStream(StreamingResponse):
-    """A StreamingResponse that drops a client which reads nothing for 30 s, and closes what it reads from."""
+    """A StreamingResponse that drops a client which reads nothing for 30 s, and closes what it reads from.
+
+    An error on the way cuts the connection, so that nobody takes what came for the whole.
+    """
 
     def __init__(
         self, chunks: AsyncGenerator[bytes, None], status_code: int, headers: Mapping[str, str], media_type: str
@@ -120,5 +124,8 @@ class BoundedStream(StreamingResponse):
 
         try:
             await super().__call__(scope, receive, send_in_time)
+        except AppError as error:
+            _log.warning("answer_cut", path=scope["path"], code=error.code, detail=error.detail)
+            raise ClientDisconnect from None
         finally:
             await self._chunks.aclose()

@@ -451,9 +451,12 @@ class VersionBody(ResponseModel):
 
 
 class EventBody(ResponseModel):
-    """One event of a stream. `data` is a JSON object, whose `type` is `event` and whose `seq` is `id`."""
+    """One event of a stream. `data` is a JSON object, whose `type` is `event` and whose `seq` is `id`.
 
-    id: str
+    A `resync` has no `id`.
+    """
+
+    id: str | None = None
     event: EventType
     data: Annotated[
         str,

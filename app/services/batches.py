@@ -15,7 +15,7 @@ from app.domain.events import EventType, OutputStream, StoredEvent
 from app.domain.idempotency import IdempotencyKey
 from app.domain.ids import new_id
 from app.domain.tool_call import CallRecord, CallStatus, ExecutionMode
-from app.errors import NoSpace, NotFound, Overloaded, WorkspaceGone
+from app.errors import NoSpace, NotFound, OutputGone, Overloaded, WorkspaceGone
 from app.events.frames import event_json
 from app.events.log import EventLog, Updates
 from app.execution.backends.base import Backend
@@ -284,17 +284,31 @@ class BatchService:
         return self._log.follow(batch.id, 0, updates)
 
     async def output_extent(self, call: CallRecord, stream: OutputStream | None) -> int:
-        """Return how many bytes of a call's output are stored (None: all streams, in the order they were read)."""
+        """Return how many bytes of a call's output are stored (None: all streams, in the order they were read).
+
+        Raises:
+            OutputGone: retention has removed the output of the call's batch.
+        """
         extent = await self._reads.run(self._storage.output_extent, call.id, stream)
+        if extent is None:
+            raise OutputGone(f"what call {call.id} printed is not kept any more; its result has the end of it")
         return extent.bytes
 
     async def output(
         self, call: CallRecord, stream: OutputStream | None, start: int, end: int
     ) -> AsyncGenerator[bytes, None]:
-        """Yield bytes `start … end - 1` of a call's captured output."""
+        """Yield bytes `start … end - 1` of a call's captured output.
+
+        Raises:
+            OutputGone: retention removed some of it meanwhile.
+        """
         pieces = self._storage.output(call.id, stream, start=start, end=end)
+        left = end - start
         while (piece := await self._reads.run(next, pieces, None)) is not None:
+            left -= len(piece)
             yield piece
+        if left > 0:
+            raise OutputGone("the output was removed while it was read")
 
     def follow_output(self, call: CallRecord, stream: OutputStream | None, start: int) -> AsyncGenerator[bytes, None]:
         """Yield a call's captured output from `start` on, live, until the call has ended."""

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from app.domain.batch import Batch, BatchStatus, Summary
+from app.domain.clock import now_ms
 from app.domain.events import OutputRow, OutputStream, StoredEvent
 from app.domain.idempotency import IdempotencyKey
+from app.domain.retention import Removal, RemovedCounts
 from app.domain.tool_call import CallError, CallRecord, CallStatus, ExecutionMode
 from app.domain.workspace import Workspace, WorkspaceOptions, WorkspaceStatus
 
@@ -37,7 +39,7 @@ class Refused:
 
     `reason`: `not_found`, `gone` (the workspace is not active), `overlap` (another workspace's root is equal to,
     inside or around this one), `key_reused` (the idempotency key has made something for another request), `terminal`,
-    `fenced`.
+    `fenced`, `running` (the batch has not ended), `in_use` (the workspace is open or has batches).
     """
 
     reason: str
@@ -50,7 +52,15 @@ class Existing:
     id: str
 
 
-WriteOutcome: TypeAlias = Applied | Refused | Existing
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A piece was removed. `more`: the same write has more to remove."""
+
+    counts: RemovedCounts = field(default_factory=RemovedCounts)
+    more: bool = False
+
+
+WriteOutcome: TypeAlias = Applied | Refused | Existing | Removed
 
 
 class StorageError(Exception):
@@ -110,11 +120,14 @@ class UpdateWorkspace:
 class SetWorkspaceStatus:
     """Move a workspace along active → deleting → deleted (or expired); asking for what it is already is Applied.
 
+    `at` is when it has gone, kept for `deleted` and `expired`.
+
     Refused: `not_found`, `gone` (it would go backwards).
     """
 
     workspace_id: str
     status: WorkspaceStatus
+    at: int = field(default_factory=now_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +236,32 @@ class CreateKey:
     key: ApiKey
 
 
+@dataclass(frozen=True, slots=True)
+class RemoveFromBatch:
+    """Remove the next piece of what an ended batch loses up to the step `to`: OUTPUT, UPDATES or ALL.
+
+    From the first piece on the step counts as reached for every reader. Answers Removed; a batch that is not there has
+    nothing left. Refused: `running`.
+    """
+
+    batch_id: str
+    to: Removal
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveWorkspace:
+    """Remove the record of a workspace. Answers Removed. Refused: `in_use`."""
+
+    workspace_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBackPages:
+    """Give at most so many free pages of SQLite's file back to the file system. Answers Removed."""
+
+    most: int
+
+
 Write: TypeAlias = (
     CreateWorkspace
     | UpdateWorkspace
@@ -232,6 +271,9 @@ Write: TypeAlias = (
     | ClaimBatch
     | RequestCancel
     | CreateKey
+    | RemoveFromBatch
+    | RemoveWorkspace
+    | GiveBackPages
 )
 
 
@@ -291,6 +333,15 @@ class UnfinishedBatch:
     batch_id: str
     workspace_id: str
     started: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GoneWorkspace:
+    """A workspace that was deleted or has expired, at `ended_at`."""
+
+    workspace_id: str
+    ended_at: int
+    has_batches: bool
 
 
 class Storage(Protocol):
@@ -370,12 +421,20 @@ class Storage(Protocol):
 
     def last_seq(self, batch_id: str) -> tuple[int, BatchStatus] | None: ...
 
-    def output_extent(self, call_id: str, stream: OutputStream | None) -> OutputExtent:
-        """None for `stream` is all streams in the order they were read."""
+    def output_extent(self, call_id: str, stream: OutputStream | None) -> OutputExtent | None:
+        """None for `stream` is all streams in the order they were read. None is answered when output was removed."""
         ...
 
     def output(self, call_id: str, stream: OutputStream | None, *, start: int, end: int) -> Iterator[bytes]:
         """Yield bytes `start … end - 1`, at most 1 MiB at a time, each page a transaction of its own."""
+        ...
+
+    def removable_batches(self, found_at: Sequence[Removal], *, ended_before: int, limit: int) -> list[str]:
+        """Batches at one of these steps that ended before a time, in no order."""
+        ...
+
+    def gone_workspaces(self, *, ended_before: int, after: tuple[int, str] | None, limit: int) -> list[GoneWorkspace]:
+        """Deleted and expired workspaces by the time they went, those after `(ended_at, id)`."""
         ...
 
     def keys(self) -> list[ApiKey]: ...

@@ -51,6 +51,8 @@ class Usage:
     searches_waiting: int
     followers: int
     writes_waiting: int
+    records_removed: Mapping[str, int]
+    """By what: `output_bytes`, `events`, `calls`, `batches`, `workspaces`, `pages`."""
     disk_full: bool
     files_running: int
     files_waiting: int
@@ -134,6 +136,8 @@ class Metrics(Collector):
             )
             killed = [((reason,), count) for reason, count in usage.commands_killed.items()]
             yield _counter("toolcrib_commands_killed", "Commands that were ended.", ("reason",), killed)
+            removed = [((what,), count) for what, count in usage.records_removed.items()]
+            yield _counter("toolcrib_removed", "What retention has removed.", ("what",), removed)
         yield _counter("toolcrib_calls", "Ended calls.", ("tool", "status"), self._calls.items())
         yield _histogram(
             "toolcrib_call_seconds",

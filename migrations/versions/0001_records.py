@@ -9,6 +9,8 @@ branch_labels = None
 depends_on = None
 
 _OPEN_WORKSPACE = sa.text("status IN ('active', 'deleting')")
+_ENDED = sa.text("ended_at IS NOT NULL")
+_FINISHED = sa.text("finished_at IS NOT NULL")
 _KEYED = sa.text("idempotency_key IS NOT NULL")
 _UNFINISHED_BATCH = sa.text("status IN ('queued', 'running')")
 _WITH_PATH = sa.text("path IS NOT NULL")
@@ -34,6 +36,7 @@ def upgrade() -> None:
         sa.Column("created_at", sa.BigInteger, nullable=False),
         sa.Column("last_used_at", sa.BigInteger, nullable=False),
         sa.Column("expires_at", sa.BigInteger),
+        sa.Column("ended_at", sa.BigInteger),
         sa.Column("idempotency_key", ascii_text),
         sa.Column("request_digest", sa.LargeBinary),
         sa.PrimaryKeyConstraint("id", name="pk_workspaces"),
@@ -47,6 +50,13 @@ def upgrade() -> None:
         unique=True,
         sqlite_where=_OPEN_WORKSPACE,
         postgresql_where=_OPEN_WORKSPACE,
+    )
+    op.create_index(
+        "ix_workspaces_ended",
+        "workspaces",
+        ["ended_at", "id"],
+        sqlite_where=_ENDED,
+        postgresql_where=_ENDED,
     )
     op.create_index(
         "ux_workspaces_idempotency_key",
@@ -83,6 +93,7 @@ def upgrade() -> None:
         sa.Column("epoch", sa.BigInteger, nullable=False),
         sa.Column("last_seq", sa.BigInteger, nullable=False),
         sa.Column("claim", ascii_text),
+        sa.Column("removal", sa.Integer, nullable=False),
         sa.Column("idempotency_key", ascii_text),
         sa.Column("request_digest", sa.LargeBinary),
         sa.Column("metadata", sa.LargeBinary, nullable=False),
@@ -98,6 +109,13 @@ def upgrade() -> None:
         ["id"],
         sqlite_where=_UNFINISHED_BATCH,
         postgresql_where=_UNFINISHED_BATCH,
+    )
+    op.create_index(
+        "ix_batches_removal",
+        "batches",
+        ["removal", "finished_at"],
+        sqlite_where=_FINISHED,
+        postgresql_where=_FINISHED,
     )
     op.create_index(
         "ux_batches_idempotency_key",

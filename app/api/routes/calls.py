@@ -160,7 +160,7 @@ _OUTPUT: Final[Responses] = {
         "content": _BYTES,
         "headers": {"Content-Range": header("`bytes FIRST-LAST/ALL`")},
     },
-    **problems("not_found", "range_not_satisfiable"),
+    **problems("not_found", "output_gone", "range_not_satisfiable"),
 }
 
 
@@ -206,6 +206,7 @@ async def get_output(
     call = await batches.call(call_id, owner=None)
     only: OutputStream | None = None if stream == "combined" else stream
     if follow:
+        await batches.output_extent(call, only)
         if request.method == "HEAD":
             return Response(headers={"Content-Type": _TEXT})
         return BoundedStream(batches.follow_output(call, only, 0), 200, {}, _TEXT)

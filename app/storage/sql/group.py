@@ -28,9 +28,12 @@ from app.storage.base import (
     CreateWorkspace,
     DataError,
     Existing,
+    GiveBackPages,
     Made,
     OperationalError,
     Refused,
+    RemoveFromBatch,
+    RemoveWorkspace,
     RequestCancel,
     SetWorkspaceStatus,
     SubmitBatch,
@@ -38,7 +41,7 @@ from app.storage.base import (
     Write,
     WriteOutcome,
 )
-from app.storage.sql import rows
+from app.storage.sql import removal, rows
 from app.storage.sql.engine import Database, PreparedLookup, PreparedUpdate
 from app.storage.sql.rows import RowValues
 from app.storage.sql.schema import (
@@ -255,7 +258,7 @@ class _Plan:
         roots = False
         for write in self._group:
             match write:
-                case Append() | ClaimBatch():
+                case Append() | ClaimBatch() | RemoveFromBatch():
                     batch_ids.add(write.batch_id)
                 case SubmitBatch(batch=batch):
                     batch_ids.add(batch.id)
@@ -275,6 +278,8 @@ class _Plan:
                     workspace_ids.add(write.workspace_id)
                 case CreateKey(key=key):
                     key_ids.add(key.id)
+                case RemoveWorkspace() | GiveBackPages():
+                    pass
         if roots and self._connection.dialect.name == "postgresql":
             self._connection.execute(select(func.pg_advisory_xact_lock(_ROOTS_LOCK)))
         find = self._writer
@@ -311,6 +316,13 @@ class _Plan:
                 return self._set_workspace_status(write)
             case CreateKey():
                 return self._create_key(write)
+            # What is removed is of no other write, so that it need not wait for them to be decided.
+            case RemoveFromBatch():
+                return removal.remove_from_batch(self._connection, write)
+            case RemoveWorkspace():
+                return removal.remove_workspace(self._connection, write.workspace_id)
+            case GiveBackPages():
+                return removal.give_back_pages(self._connection, write.most)
 
     def told(self, write: Write, outcome: WriteOutcome) -> WriteOutcome:
         """Return an outcome with what the caller would have to read otherwise."""
@@ -530,6 +542,8 @@ class _Plan:
         if workspace.status not in _OPEN or write.status is WorkspaceStatus.ACTIVE:
             return GONE
         workspace.status = workspace.changes["status"] = write.status.value
+        if write.status.value not in _OPEN:
+            workspace.changes["ended_at"] = write.at
         return APPLIED
 
     def _create_key(self, write: CreateKey) -> WriteOutcome:

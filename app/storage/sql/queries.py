@@ -13,11 +13,13 @@ from sqlalchemy import (
     Select,
     bindparam,
     case,
+    exists,
     func,
     literal,
     literal_column,
     select,
     text,
+    tuple_,
 )
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -26,11 +28,14 @@ from sqlalchemy.sql.functions import FunctionElement
 from app.domain.batch import Batch, BatchStatus
 from app.domain.events import EventType, OutputRow, OutputStream, StoredEvent
 from app.domain.ids import first_id
+from app.domain.retention import Removal
 from app.domain.tool_call import CallRecord, CallStatus
 from app.domain.workspace import Workspace, WorkspaceStatus
-from app.storage.base import ApiKey, CallFilter, Made, OutputExtent, Page, UnfinishedBatch
+from app.storage.base import ApiKey, CallFilter, GoneWorkspace, Made, OutputExtent, Page, UnfinishedBatch
 from app.storage.sql import rows
 from app.storage.sql.schema import (
+    ENDED,
+    FINISHED,
     OPEN_WORKSPACE,
     PATH_KEY_BYTES,
     TOOL_KEY_BYTES,
@@ -105,7 +110,14 @@ _MADE_WORKSPACE: Final = select(workspaces.c.id, workspaces.c.request_digest).wh
     workspaces.c.idempotency_key == bindparam("key")
 )
 _MADE_BATCH: Final = select(batches.c.id, batches.c.request_digest).where(batches.c.idempotency_key == bindparam("key"))
-_LAST_SEQ: Final = select(batches.c.last_seq, batches.c.status).where(batches.c.id == bindparam("id"))
+_LAST_SEQ: Final = select(batches.c.last_seq, batches.c.status).where(
+    batches.c.id == bindparam("id"), batches.c.removal < int(Removal.ALL_GOING)
+)
+_OUTPUT_KEPT: Final = (
+    select(batches.c.removal == int(Removal.NOTHING))
+    .join(calls, calls.c.batch_id == batches.c.id)
+    .where(calls.c.id == bindparam("id"))
+)
 _EVENTS: Final = (
     select(events)
     .where(events.c.batch_id == bindparam("batch_id"), events.c.seq > bindparam("after"))
@@ -173,7 +185,7 @@ def workspaces_with_status(connection: Connection, status: WorkspaceStatus) -> l
 
 def batch(connection: Connection, batch_id: str, *, with_calls: bool, inline: int | None) -> Batch | None:
     row = connection.execute(_BATCH, {"id": batch_id}).first()
-    if row is None:
+    if row is None or row.removal >= Removal.ALL_GOING:
         return None
     if not with_calls:
         return rows.batch(row)
@@ -183,7 +195,9 @@ def batch(connection: Connection, batch_id: str, *, with_calls: bool, inline: in
 def batches_page(
     connection: Connection, workspace_id: str, status: BatchStatus | None, before: str | None, limit: int
 ) -> Page[Batch]:
-    statement = select(batches).where(batches.c.workspace_id == workspace_id)
+    statement = select(batches).where(
+        batches.c.workspace_id == workspace_id, batches.c.removal < int(Removal.ALL_GOING)
+    )
     if status is not None:
         statement = statement.where(batches.c.status == status.value)
     found = _newest(connection, statement, batches.c.id, before, limit)
@@ -357,7 +371,9 @@ def _output_of(connection: Connection, batch_id: str, found: Sequence[Any]) -> d
     return output
 
 
-def output_extent(connection: Connection, call_id: str, stream: OutputStream | None) -> OutputExtent:
+def output_extent(connection: Connection, call_id: str, stream: OutputStream | None) -> OutputExtent | None:
+    if connection.scalar(_OUTPUT_KEPT, {"id": call_id}) is False:
+        return None
     offset = call_output.c.combined_offset if stream is None else call_output.c.stream_offset
     statement = select(offset + func.length(call_output.c.data)).where(call_output.c.call_id == call_id)
     if stream is not None:
@@ -414,6 +430,35 @@ def next_output_limit(limit: int, size: int) -> int:
     if size < OUTPUT_PIECE_BYTES // 2:
         return min(limit * 2, OUTPUT_ROWS_MAX)
     return max(limit // 2, 1) if size > OUTPUT_PIECE_BYTES else limit
+
+
+# -- retention --------------------------------------------------------------------------------------------------------
+
+
+def removable_batches(connection: Connection, found_at: Sequence[Removal], ended_before: int, limit: int) -> list[str]:
+    # One range of the index per step.
+    found: list[str] = []
+    for step in found_at:
+        statement = select(batches.c.id).where(
+            text(FINISHED), batches.c.removal == int(step), batches.c.finished_at < ended_before
+        )
+        found += connection.scalars(statement.limit(limit - len(found)))
+        if len(found) == limit:
+            break
+    return found
+
+
+def gone_workspaces(
+    connection: Connection, ended_before: int, after: tuple[int, str] | None, limit: int
+) -> list[GoneWorkspace]:
+    has_batches = exists().where(batches.c.workspace_id == workspaces.c.id)
+    statement = select(workspaces.c.id, workspaces.c.ended_at, has_batches).where(
+        text(ENDED), workspaces.c.ended_at < ended_before
+    )
+    if after is not None:
+        statement = statement.where(tuple_(workspaces.c.ended_at, workspaces.c.id) > after)
+    found = connection.execute(statement.order_by(workspaces.c.ended_at, workspaces.c.id).limit(limit))
+    return [GoneWorkspace(*row) for row in found]
 
 
 # -- keys -------------------------------------------------------------------------------------------------------------

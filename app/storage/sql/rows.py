@@ -55,6 +55,7 @@ def workspace_row(workspace: Workspace, idempotency: IdempotencyKey | None = Non
         workspace.created_at,
         workspace.last_used_at,
         workspace.expires_at,
+        None,
         None if idempotency is None else scoped_key(idempotency.value, workspace.owner),
         None if idempotency is None else idempotency.digest,
     )
@@ -128,6 +129,7 @@ def batch_row(batch: Batch, idempotency: IdempotencyKey | None = None) -> RowVal
         batch.epoch,
         batch.last_seq,
         None,
+        0,
         None if idempotency is None else scoped_key(idempotency.value, batch.owner, batch.workspace_id),
         None if idempotency is None else idempotency.digest,
         json_codec.dump(batch.metadata),

@@ -42,6 +42,8 @@ LARGE_ARGUMENTS_BYTES: Final = 2000
 OPEN_WORKSPACE: Final = "status IN ('active', 'deleting')"
 KEYED: Final = "idempotency_key IS NOT NULL"
 WITH_PATH: Final = "path IS NOT NULL"
+ENDED: Final = "ended_at IS NOT NULL"
+FINISHED: Final = "finished_at IS NOT NULL"
 UNFINISHED_BATCH: Final = "status IN ('queued', 'running')"
 
 metadata = MetaData(
@@ -72,6 +74,8 @@ workspaces = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("last_used_at", BigInteger, nullable=False),
     Column("expires_at", BigInteger),
+    # When it was deleted or had expired.
+    Column("ended_at", BigInteger),
     # The key behind its scope, as `rows.scoped_key` writes it; null, like the digest, when the request had none.
     Column("idempotency_key", _ascii),
     Column("request_digest", LargeBinary),
@@ -85,6 +89,13 @@ Index(
     unique=True,
     sqlite_where=text(OPEN_WORKSPACE),
     postgresql_where=text(OPEN_WORKSPACE),
+)
+Index(
+    "ix_workspaces_ended",
+    workspaces.c.ended_at,
+    workspaces.c.id,
+    sqlite_where=text(ENDED),
+    postgresql_where=text(ENDED),
 )
 Index(
     "ux_workspaces_idempotency_key",
@@ -123,6 +134,8 @@ batches = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("last_seq", BigInteger, nullable=False),
     Column("claim", _ascii),
+    # How far retention has gone with it: a `Removal`.
+    Column("removal", Integer, nullable=False),
     # As for workspaces.
     Column("idempotency_key", _ascii),
     Column("request_digest", LargeBinary),
@@ -136,6 +149,13 @@ Index(
     batches.c.id,
     sqlite_where=text(UNFINISHED_BATCH),
     postgresql_where=text(UNFINISHED_BATCH),
+)
+Index(
+    "ix_batches_removal",
+    batches.c.removal,
+    batches.c.finished_at,
+    sqlite_where=text(FINISHED),
+    postgresql_where=text(FINISHED),
 )
 Index(
     "ux_batches_idempotency_key",

@@ -10,11 +10,13 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from app.domain.batch import Batch, BatchStatus
 from app.domain.events import OutputStream, StoredEvent
+from app.domain.retention import Removal
 from app.domain.tool_call import CallRecord
 from app.domain.workspace import Workspace, WorkspaceStatus
 from app.storage.base import (
     ApiKey,
     CallFilter,
+    GoneWorkspace,
     Made,
     OperationalError,
     OutputExtent,
@@ -121,7 +123,7 @@ class SqlStorage:
     def last_seq(self, batch_id: str) -> tuple[int, BatchStatus] | None:
         return self._read(queries.last_seq, batch_id)
 
-    def output_extent(self, call_id: str, stream: OutputStream | None) -> OutputExtent:
+    def output_extent(self, call_id: str, stream: OutputStream | None) -> OutputExtent | None:
         return self._read(queries.output_extent, call_id, stream)
 
     def output(self, call_id: str, stream: OutputStream | None, *, start: int, end: int) -> Iterator[bytes]:
@@ -140,6 +142,12 @@ class SqlStorage:
                 return
             position = last.combined_offset + len(last.data)
             limit = queries.next_output_limit(limit, sum(len(row.data) for row in found))
+
+    def removable_batches(self, found_at: Sequence[Removal], *, ended_before: int, limit: int) -> list[str]:
+        return self._read(queries.removable_batches, found_at, ended_before, limit)
+
+    def gone_workspaces(self, *, ended_before: int, after: tuple[int, str] | None, limit: int) -> list[GoneWorkspace]:
+        return self._read(queries.gone_workspaces, ended_before, after, limit)
 
     def keys(self) -> list[ApiKey]:
         return self._read(queries.keys)
