@@ -93,11 +93,12 @@ class SnapshotEvent(_CallEvent):
 
 
 class OutputGapEvent(_CallEvent):
-    """From here on the output of a stream is not stored."""
+    """Output that a stream does not have: from `fromOffset` on, or with `retention` all that stood here."""
 
     type: Literal["output_gap"]
-    stream: OutputStream
-    from_offset: int
+    stream: OutputStream | None
+    from_offset: int | None
+    reason: Literal["capture_limit", "retention"]
 
 
 class ToolExecutionEndEvent(_CallEvent):
