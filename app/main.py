@@ -27,6 +27,7 @@ from app.api.routes import batches, calls, files, operations, tools, workspaces
 from app.domain.abort import AbortReason
 from app.domain.retention import RetentionPolicy
 from app.errors import ConfigurationError
+from app.events.feed import WorkspaceFeed
 from app.events.log import EventLog
 from app.execution.backends.local import LocalBackend
 from app.execution.finalizer import Finalizer
@@ -57,7 +58,7 @@ from app.storage.ballast import Ballast
 from app.storage.base import CreateKey, SchemaTooNew, StorageError
 from app.storage.instance_lock import InstanceLock
 from app.storage.read_pool import ReadPool
-from app.storage.record_writer import RecordWriter
+from app.storage.record_writer import Commit, RecordWriter
 from app.storage.sql.storage import SqlStorage
 from app.telemetry.loop_lag import LoopLag
 from app.telemetry.metrics import Metrics, Usage
@@ -216,6 +217,12 @@ async def running(
         backends: list[LocalBackend] = []
         log = EventLog(storage, reads, is_local=lambda batch_id: any(made.is_local(batch_id) for made in backends))
 
+        feed = WorkspaceFeed(storage, reads, shared=settings.database_url is not None)
+
+        def committed(writes: Commit) -> None:
+            log.committed(writes)
+            feed.committed(writes)
+
         def give_up(error: BaseException) -> None:
             # Nothing can be stored any more, so nothing may run.
             _log.critical("record_writer_died", exc_info=error)
@@ -226,7 +233,7 @@ async def running(
 
         records = RecordWriter(
             storage,
-            on_commit=log.committed,
+            on_commit=committed,
             on_death=give_up,
             on_group=metrics.committed,
             ballast=None if settings.database_url is not None else Ballast(settings.data_dir / "ballast"),
@@ -311,6 +318,7 @@ async def running(
             files=FileService(access, max_upload_bytes=settings.max_upload_bytes),
             archives=ArchiveService(access, max_bytes=settings.max_upload_bytes),
             batches=batch_service,
+            feed=feed,
             tools=ToolCatalog(),
             readiness=readiness,
             metrics=metrics,
@@ -329,7 +337,7 @@ async def running(
                 },
                 commands_waiting=slots.use.waiting,
                 searches_waiting=ripgrep.waiting,
-                followers=log.followers,
+                followers=log.followers + feed.followers,
                 writes_waiting=records.depth,
                 records_removed=retention.removed.to_json(),
                 disk_full=records.full,

@@ -42,9 +42,13 @@ class Server:
         raise LookupError(field)
 
 
-def toolcrib(data_dir: Path, module: str = "app", sandbox: str = "auto") -> AbstractContextManager[Server]:
+def toolcrib(
+    data_dir: Path, module: str = "app", sandbox: str = "auto", database_url: str | None = None
+) -> AbstractContextManager[Server]:
     """Serve Toolcrib as a user would; `module` is run in place of `app` with the same arguments."""
     settings = {"TOOLCRIB_API_KEY": API_KEY, "TOOLCRIB_DATA_DIR": str(data_dir), "TOOLCRIB_PORT": "0"}
+    if database_url is not None:
+        settings["TOOLCRIB_DATABASE_URL"] = database_url
     return _serve([module, "serve"], {**settings, "TOOLCRIB_SANDBOX": sandbox})
 
 

@@ -23,6 +23,7 @@ from app.errors import (
     PayloadTooLarge,
     Unauthorized,
 )
+from app.events.feed import WorkspaceFeed
 from app.services.archives import ArchiveService
 from app.services.batches import BatchService
 from app.services.files import FileService
@@ -60,6 +61,7 @@ class Services:
     files: FileService
     archives: ArchiveService
     batches: BatchService
+    feed: WorkspaceFeed
     tools: ToolCatalog
     readiness: Readiness
     metrics: Metrics

@@ -12,6 +12,7 @@ from app.api.event_schemas import EventDataBody
 from app.api.schemas import (
     BatchRequestBody,
     EventBody,
+    HintBody,
     ProblemBody,
     RequestModel,
     WorkspacePatchBody,
@@ -73,7 +74,7 @@ def build_openapi(app: FastAPI) -> dict[str, Any]:
     )
     _, definitions = models_json_schema(
         [(model, "validation") for model in _REQUESTS]
-        + [(model, "serialization") for model in (ProblemBody, EventBody, EventDataBody)],
+        + [(model, "serialization") for model in (ProblemBody, EventBody, EventDataBody, HintBody)],
         by_alias=True,
         ref_template=_REFERENCE,
     )
