@@ -292,7 +292,8 @@ class WorkspaceService:
             return
         if found is not None and found != known.identity:
             raise WorkspaceMoved(
-                f"another directory stands at {known.path}; put the old one back, or make a new workspace"
+                f"another directory stands at {known.path}; put the old one back, make a new workspace, or, after a "
+                "restore, run `toolcrib db relocate`"
             )
 
     # -- keeping house ------------------------------------------------------------------------------------------------
@@ -310,8 +311,16 @@ class WorkspaceService:
         for workspace in await self._reads.run(self._storage.workspaces_with_status, WorkspaceStatus.ACTIVE):
             self._remember(workspace)
         for name in await self._run(self._roots.possible_orphans):
-            if await self._reads.run(self._storage.workspace, name) is None:
+            if await self._is_orphan(name):
                 await self._run(self._roots.set_aside, self._roots.managed(name))
+
+    async def _is_orphan(self, workspace_id: str) -> bool:
+        if await self._reads.run(self._storage.workspace, workspace_id) is not None:
+            return False
+        # Records that begin later than the directory was made, such as those of an empty database that somebody
+        # named by mistake, have never known it.
+        older = await self._reads.run(self._storage.workspaces, before=workspace_id, limit=1)
+        return bool(older.items)
 
     async def keep_house(self) -> None:
         """End workspaces whose time has come, empty the trash and sweep up after a crash, until cancelled."""
