@@ -41,6 +41,7 @@ from app.hooks.chain import hook_chain, load_hooks
 from app.sandbox.base import Sandbox, Tier
 from app.sandbox.containment import display_path
 from app.sandbox.decoder import Decoder
+from app.sandbox.disk import DiskUsage
 from app.sandbox.file_pool import FilePool
 from app.sandbox.limits import CommandLimits, CommandPolicy, memory_share
 from app.sandbox.local import LocalSandbox
@@ -258,6 +259,7 @@ async def running(
         stack.callback(file_pool.close)
         mutations = FileMutationQueue()
         policy = _command_policy(settings)
+        disk_usage = DiskUsage(settings.workspace_bytes or None)
         sandbox = await _sandbox(settings, policy.limits)
         stack.push_async_callback(sandbox.close)
         # Searching runs no code of a caller, so it works where commands are refused.
@@ -276,6 +278,7 @@ async def running(
             decoder=decoder,
             powershell=None if settings.powershell is None else str(settings.powershell),
             policy=policy,
+            usage=disk_usage,
         )
         finalizer = Finalizer(storage, reads, records)
         runner = BatchRunner(
@@ -305,6 +308,7 @@ async def running(
             roots=WorkspaceRoots(settings.data_dir, settings.workspace_roots),
             allow_unrestricted=settings.allow_unrestricted,
             policy=policy,
+            usage=disk_usage,
         )
         retention = Retention(
             storage=storage,
@@ -324,7 +328,7 @@ async def running(
             ripgrep=await ripgrep.version(),
             powershell=find_powershell(shared.powershell) is not None,
         )
-        access = FileAccess(workspace_service, file_pool, mutations)
+        access = FileAccess(workspace_service, file_pool, mutations, disk_usage)
         rates, streams = _rates(settings), StreamSlots(settings.streams_per_key, settings.streams_per_batch)
         services = Services(
             keys=KeyService(
@@ -341,7 +345,7 @@ async def running(
             tools=ToolCatalog(),
             rates=rates,
             streams=streams,
-            pressure=Pressure(rates, streams, admission, backend, slots, ripgrep.slots, records),
+            pressure=Pressure(rates, streams, admission, backend, slots, ripgrep.slots, records, policy),
             readiness=readiness,
             metrics=metrics,
             about=about,
