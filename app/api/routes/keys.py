@@ -21,7 +21,11 @@ _BODY: Final = ("malformed_json", "payload_too_large", "unsupported_media_type")
     summary="Make an API key; its token is shown this once",
     status_code=201,
     response_model=None,
-    openapi_extra=body_of(KeyRequestBody),
+    openapi_extra=body_of(
+        KeyRequestBody,
+        {"name": "ci", "scopes": ["read", "exec"], "owner": "team-a", "ttlSeconds": 86_400},
+        {"name": "operator", "scopes": ["read", "write", "exec", "admin"]},
+    ),
     responses={201: {"model": NewKeyBody}, **problems(*_BODY, "overloaded", "no_space")},
 )
 async def create_key(request: Request, caller: Admin) -> Response:
