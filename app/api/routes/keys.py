@@ -23,8 +23,8 @@ _BODY: Final = ("malformed_json", "payload_too_large", "unsupported_media_type")
     response_model=None,
     openapi_extra=body_of(
         KeyRequestBody,
-        {"name": "ci", "scopes": ["read", "exec"], "owner": "team-a", "ttlSeconds": 86400},
-        {"name": "monitoring", "scopes": ["admin"]},
+        {"name": "ci", "scopes": ["read", "exec"], "owner": "team-a", "ttlSeconds": 86_400},
+        {"name": "operator", "scopes": ["read", "write", "exec", "admin"]},
     ),
     responses={201: {"model": NewKeyBody}, **problems(*_BODY, "overloaded", "no_space")},
 )

@@ -31,7 +31,7 @@ _PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
     "a batch or a call until 15 minutes after the batch has ended. It ends with the key that made it.",
     status_code=201,
     response_model=None,
-    openapi_extra=body_of(UrlTokenRequestBody, {"url": "/v1/batches/batch_01k0m3q8y2f7wbh9v4c6n5xa1d/events"}),
+    openapi_extra=body_of(UrlTokenRequestBody, {"url": "/v1/batches/batch_01kb5v7m4qe9r8s2t3x6y7z0ab/events"}),
     responses={
         201: {"model": UrlTokenBody},
         **problems("malformed_json", "payload_too_large", "unsupported_media_type", "not_found", "workspace_gone"),
