@@ -20,6 +20,7 @@ from app import __version__
 from app.api.dependencies import Services
 from app.errors import ConfigurationError
 from app.main import create_app, create_key, migrate
+from app.sandbox.account import keep_others_out
 from app.settings import Settings, unknown_variables, variable
 from app.telemetry.logs import configure_logging
 from app.telemetry.metrics import CONTENT_TYPE, Metrics
@@ -191,6 +192,7 @@ async def serving_metrics(settings: Settings, metrics: Metrics) -> AsyncIterator
 
 def _serve(settings: Settings) -> int:
     """Serve until told to stop; return the exit status, 1 when the service had to give up."""
+    keep_others_out()
     with _bind(settings.host, settings.port) as listener:
         app = create_app(settings)
         config = uvicorn.Config(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from app.domain.abort import AbortSignal
+from app.sandbox.account import NOBODY, Account, acts_as_others
 from app.sandbox.base import ProcessSpec, Tier
 from app.sandbox.confinement import LINKED
 from app.sandbox.environment import command_environment
@@ -236,9 +237,12 @@ async def tier_milliseconds(private: Path, bwrap: str | None, runs: int) -> dict
     """Return how long each of `runs` commands took, by tier and by bare way to start one."""
     root = private / "root"
     root.mkdir()
+    account = Account(NOBODY, NOBODY) if acts_as_others() else None
+    if account is not None:
+        os.chown(root, account.uid, account.gid)
     fd = os.open(root, os.O_PATH | os.O_DIRECTORY)
     spec = ProcessSpec(["/bin/bash", "-c", "true"], fd, command_environment(str(root), {}))
-    made = {tier: await select_sandbox([tier], SandboxMeans(private)) for tier in get_args(Tier)}
+    made = {tier: await select_sandbox([tier], SandboxMeans(private, account=account)) for tier in get_args(Tier)}
     sandboxes = {tier: selection.sandbox for tier, selection in made.items() if selection.sandbox is not None}
     times: dict[str, list[float]] = {name: [] for name in ("Popen", *(["bwrap"] if bwrap else []), *sandboxes)}
     try:

@@ -17,6 +17,7 @@ from app.errors import (
     PayloadTooLarge,
     ToolError,
 )
+from app.sandbox.account import account_of
 from app.sandbox.containment import Root, Target
 from app.sandbox.file_pool import FilePool
 from app.services.workspaces import WorkspaceService
@@ -45,7 +46,7 @@ class Visit:
     def __init__(self, workspace: Workspace, files: FilePool, mutations: FileMutationQueue) -> None:
         self.workspace = workspace
         self.signal = AbortSignal()
-        self._files = files
+        self._files = files.acting_as(account_of(workspace.root_uid, workspace.root_gid))
         self._mutations = mutations
 
     def root(self) -> Root:

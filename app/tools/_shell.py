@@ -126,9 +126,10 @@ async def run_shell(
                 spec = ProcessSpec(
                     call.argv,
                     root.fd,
-                    command_environment(real, variables),
+                    command_environment(real, variables, environment.account),
                     limits=limits,
                     host_network=options.network == "host",
+                    account=environment.account,
                 )
                 outcome = await run_command(
                     environment.sandbox, spec, signal=signal, timeout_ms=timeout_ms, on_output=take

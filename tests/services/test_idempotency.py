@@ -31,6 +31,7 @@ from app.storage.sql.storage import SqlStorage
 from tests.support.calls import ScriptedTool, answer
 from tests.support.faulty_storage import FaultyStorage, Gate, fails, loses_reply
 from tests.support.records import make_workspace
+from tests.support.users import ACCOUNT, give
 
 pytestmark = pytest.mark.anyio
 
@@ -90,7 +91,7 @@ async def process(storage: Storage, data_dir: Path) -> AsyncIterator[Process]:
     backend = LocalBackend(runner)
     backends.append(backend)
     batches = BatchService(storage=storage, reads=reads, records=records, log=log, backend=backend)
-    roots = WorkspaceRoots(data_dir, (data_dir.parent / "adoptable",))
+    roots = WorkspaceRoots(data_dir, (data_dir.parent / "adoptable",), account=ACCOUNT)
     await asyncio.to_thread(roots.make_directories)
     workspaces = WorkspaceService(
         storage=storage, reads=reads, records=records, files=files, batches=batches, roots=roots
@@ -109,6 +110,7 @@ async def process(storage: Storage, data_dir: Path) -> AsyncIterator[Process]:
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
     (tmp_path / "adoptable").mkdir()
+    give(tmp_path / "adoptable")
     return tmp_path / "data"
 
 
