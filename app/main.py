@@ -6,6 +6,7 @@ waits is stored, then everything is closed. The server drains before (`app.__mai
 
 import asyncio
 import hashlib
+import math
 import os
 import platform
 import signal
@@ -26,11 +27,14 @@ from app.api.dependencies import About, Services
 from app.api.errors import add_error_handlers
 from app.api.middleware import FaultBarrier, RequestContext
 from app.api.openapi import build_openapi
-from app.api.routes import batches, calls, files, operations, tools, workspaces
+from app.api.routes import batches, calls, files, limits, operations, tools, workspaces
 from app.domain.abort import AbortReason
+from app.domain.encodings import load_codecs
 from app.domain.retention import RetentionPolicy
 from app.errors import ConfigurationError
+from app.events.feed import WorkspaceFeed
 from app.events.log import EventLog
+from app.execution.backends.admission import Admission
 from app.execution.backends.local import LocalBackend
 from app.execution.finalizer import Finalizer
 from app.execution.recovery import recover
@@ -53,8 +57,11 @@ from app.services.batches import BatchService
 from app.services.file_access import FileAccess
 from app.services.files import FileService
 from app.services.keys import KeyService, make_key
+from app.services.pressure import Pressure
 from app.services.readiness import Readiness
+from app.services.request_rates import BURST_SECONDS, Rate, RequestRates
 from app.services.retention import Retention
+from app.services.streams import StreamSlots
 from app.services.tool_catalog import ToolCatalog
 from app.services.workspace_roots import WorkspaceRoots
 from app.services.workspaces import WorkspaceService
@@ -63,7 +70,7 @@ from app.storage.ballast import Ballast
 from app.storage.base import CreateKey, SchemaTooNew, StorageError
 from app.storage.instance_lock import InstanceLock
 from app.storage.read_pool import ReadPool
-from app.storage.record_writer import RecordWriter
+from app.storage.record_writer import Commit, RecordWriter
 from app.storage.sql.storage import SqlStorage
 from app.telemetry.loop_lag import LoopLag
 from app.telemetry.metrics import Metrics, Usage
@@ -112,6 +119,8 @@ _CORS_RESPONSE_HEADERS: Final = (
     "Idempotent-Replayed",
     "Location",
     "Preference-Applied",
+    "RateLimit",
+    "RateLimit-Policy",
     "Retry-After",
     "X-Request-ID",
 )
@@ -173,7 +182,7 @@ def create_app(
             "exclude": lambda scope: scope.get("path") in QUIET_PATHS,
         },
     )
-    for module in (batches, calls, workspaces, files, tools, operations):
+    for module in (batches, calls, workspaces, files, tools, limits, operations):
         app.include_router(module.router)
     add_error_handlers(app)
     # The last one added is the outermost.
@@ -217,6 +226,8 @@ async def running(
         if settings.database_url is None:
             stack.enter_context(InstanceLock(settings.data_dir))
         place = await asyncio.to_thread(_place, settings, account)
+        if account is not None:
+            await asyncio.to_thread(load_codecs)
         storage = await asyncio.to_thread(_open_storage, settings)
         stack.callback(storage.close)
         reads = ReadPool()
@@ -226,6 +237,12 @@ async def running(
         # The log asks the backend, which writes to the log: one of the two has to come second.
         backends: list[LocalBackend] = []
         log = EventLog(storage, reads, is_local=lambda batch_id: any(made.is_local(batch_id) for made in backends))
+
+        feed = WorkspaceFeed(storage, reads, shared=settings.database_url is not None)
+
+        def committed(writes: Commit) -> None:
+            log.committed(writes)
+            feed.committed(writes)
 
         def give_up(error: BaseException) -> None:
             # Nothing can be stored any more, so nothing may run.
@@ -237,7 +254,7 @@ async def running(
 
         records = RecordWriter(
             storage,
-            on_commit=log.committed,
+            on_commit=committed,
             on_death=give_up,
             on_group=metrics.committed,
             ballast=None if settings.database_url is not None else Ballast(settings.data_dir / "ballast"),
@@ -280,7 +297,13 @@ async def running(
             tools=partial(WorkspaceTools, shared),
             observe=observe or metrics.batch_taken_up,
         )
-        backend = LocalBackend(runner)
+        admission = Admission(settings.max_batches, settings.max_batches_per_workspace, settings.max_batch_bytes)
+        backend = LocalBackend(
+            runner,
+            running=settings.running_batches,
+            per_workspace=settings.running_batches_per_workspace,
+            admission=admission,
+        )
         backends.append(backend)
         batch_service = BatchService(storage=storage, reads=reads, records=records, log=log, backend=backend)
         workspace_service = WorkspaceService(
@@ -312,6 +335,7 @@ async def running(
             powershell=find_powershell(shared.powershell) is not None,
         )
         access = FileAccess(workspace_service, file_pool, mutations)
+        rates, streams = _rates(settings), StreamSlots(settings.streams_per_key, settings.streams_per_batch)
         services = Services(
             keys=KeyService(
                 storage=storage,
@@ -323,7 +347,11 @@ async def running(
             files=FileService(access, max_upload_bytes=settings.max_upload_bytes),
             archives=ArchiveService(access, max_bytes=settings.max_upload_bytes),
             batches=batch_service,
+            feed=feed,
             tools=ToolCatalog(),
+            rates=rates,
+            streams=streams,
+            pressure=Pressure(rates, streams, admission, backend, slots, ripgrep.slots, records),
             readiness=readiness,
             metrics=metrics,
             about=about,
@@ -341,7 +369,7 @@ async def running(
                 },
                 commands_waiting=slots.use.waiting,
                 searches_waiting=ripgrep.waiting,
-                followers=log.followers,
+                followers=log.followers + feed.followers,
                 writes_waiting=records.depth,
                 records_removed=retention.removed.to_json(),
                 disk_full=records.full,
@@ -522,6 +550,16 @@ def _open_storage(settings: Settings) -> SqlStorage:
 
 def _sentence(what: str, error: Exception) -> str:
     return f"{what}: {' '.join(str(error).split()).removesuffix('.')}."
+
+
+def _rates(settings: Settings) -> RequestRates:
+    requests = failures = None
+    if settings.rate_limit > 0:
+        burst = settings.rate_burst or math.ceil(settings.rate_limit * BURST_SECONDS)
+        requests = Rate(settings.rate_limit, burst)
+    if settings.auth_failures_per_minute > 0:
+        failures = Rate(settings.auth_failures_per_minute / 60, settings.auth_failures_per_minute)
+    return RequestRates(requests, failures)
 
 
 def _command_policy(settings: Settings) -> CommandPolicy:

@@ -26,8 +26,11 @@ from app.sandbox.selection import SandboxMeans, select_sandbox
 from bench.files import files
 from bench.http_client import encode_request
 from bench.large_file import large_file
+from bench.records import DatabaseKind, records
 from bench.report import Figure
 from bench.servers import API_KEY, Server, floor, popen_milliseconds, toolcrib
+from bench.slow_reader import slow_reader
+from bench.subscribers import subscribers
 
 AUTHORIZATION = {"authorization": f"Bearer {API_KEY}"}
 MEBIBYTE = 1024 * 1024
@@ -43,10 +46,36 @@ class Scale:
     output_bytes: int
     text_lines: int
     text_offset: int
+    records: int
+    databases: tuple[DatabaseKind, ...]
+    subscribers: int
+    stream_seconds: float
 
 
-FULL = Scale(rounds=5, seconds=2, repeats=20, output_bytes=1_000_000_000, text_lines=3_040_000, text_offset=2_900_000)
-QUICK = Scale(rounds=1, seconds=0.3, repeats=2, output_bytes=20_000_000, text_lines=60_000, text_offset=58_000)
+FULL = Scale(
+    rounds=5,
+    seconds=2,
+    repeats=20,
+    output_bytes=1_000_000_000,
+    text_lines=3_040_000,
+    text_offset=2_900_000,
+    records=1_000_000,
+    databases=("sqlite", "postgres"),
+    subscribers=500,
+    stream_seconds=30,
+)
+QUICK = Scale(
+    rounds=1,
+    seconds=0.3,
+    repeats=2,
+    output_bytes=20_000_000,
+    text_lines=60_000,
+    text_offset=58_000,
+    records=2_000,
+    databases=("sqlite",),
+    subscribers=20,
+    stream_seconds=1,
+)
 
 
 @dataclass(frozen=True)
@@ -229,8 +258,14 @@ FIGURES: dict[str, Callable[[Scale, Path], Iterator[Figure]]] = {
     "read-memory": read_memory,
     "first-delta": first_delta,
     "large-file": lambda scale, data_dir: large_file(scale.output_bytes, scale.repeats, data_dir),
+    "slow-reader": lambda scale, data_dir: slow_reader(scale.output_bytes, data_dir),
+    "records": lambda scale, data_dir: records(scale.records, scale.repeats, scale.databases, data_dir),
+    "subscribers": lambda scale, data_dir: subscribers(scale.subscribers, scale.stream_seconds, data_dir),
     "files": lambda scale, data_dir: files(2 * scale.output_bytes, data_dir),
 }
+
+LONG = frozenset({"records"})
+"""Those that take minutes: measured only when they are named."""
 
 
 async def tier_milliseconds(private: Path, bwrap: str | None, runs: int) -> dict[str, list[float]]:

@@ -459,6 +459,14 @@ class EventBody(ResponseModel):
     retry: int | None = None
 
 
+class HintBody(ResponseModel):
+    """One event of a workspace's feed. `data` is a JSON object with `type` and what docs/events.md says."""
+
+    event: Literal["hint", "resync"]
+    data: Annotated[str, Field(json_schema_extra={"contentMediaType": "application/json"})]
+    retry: int | None = None
+
+
 class ProblemErrorBody(ResponseModel):
     """One thing that does not fit: `pointer` is a place in the body, `parameter` one outside of it."""
 

@@ -1,4 +1,7 @@
-"""Workspaces: made or adopted, changed, deleted, expired. Their directories stand here; their records stay for ever."""
+"""Workspaces: made or adopted, changed, deleted, expired.
+
+Their directories stand here; their records stay for as long as retention keeps them.
+"""
 
 import asyncio
 import contextlib
@@ -45,6 +48,7 @@ SHORTEST_PAUSE_SECONDS: Final = 0.1
 # Nobody writes to a temporary file for this long and still needs it.
 SWEEP_SECONDS: Final = 5.0
 KNOWN_ROOTS: Final = 4096
+EXPIRED_AT_ONCE: Final = 64
 # How long a request to make a workspace waits for the one before it with the same idempotency key.
 SAME_KEY_SECONDS: Final = 30.0
 
@@ -296,9 +300,8 @@ class WorkspaceService:
         """
         known = self._known.get(workspace_id)
         expires_at = self._expiries.get(workspace_id)
-        if expires_at is not None and expires_at <= now_ms():
-            raise _gone(workspace_id)
-        if known is None:
+        if known is None or (expires_at is not None and expires_at <= now_ms()):
+            # Looked up when its time has come, too: another process may have given it more.
             workspace = await self.usable(workspace_id, owner=None)
             self._remember(workspace)
             known = _known_root(workspace)
@@ -371,20 +374,26 @@ class WorkspaceService:
                 _log.info("temporary_files_removed", workspace_id=workspace.id, files=removed)
 
     async def _expire(self) -> None:
+        # The rows say whose time has come, so those that other processes made or left expire too.
+        while due := await self._reads.run(self._storage.expired_workspaces, now_ms(), limit=EXPIRED_AT_ONCE):
+            for workspace in due:
+                await self._end(workspace, WorkspaceStatus.EXPIRED)
         now = now_ms()
         for workspace_id in [workspace_id for workspace_id, at in self._expiries.items() if at <= now]:
-            workspace = await self._reads.run(self._storage.workspace, workspace_id)
-            # Another process may have given it more time, or ended it.
-            if workspace is not None and workspace.status is WorkspaceStatus.ACTIVE and _expired(workspace):
-                await self._end(workspace, WorkspaceStatus.EXPIRED)
-            elif workspace is not None:
-                self._remember(workspace)
-            else:
+            known = await self._reads.run(self._storage.workspace, workspace_id)
+            if known is None:
                 del self._expiries[workspace_id]
+            else:
+                self._remember(known)
 
     async def _end(self, workspace: Workspace, final: WorkspaceStatus) -> None:
         self._known.pop(workspace.id, None)
-        await self._records.write(SetWorkspaceStatus(workspace.id, WorkspaceStatus.DELETING))
+        expires = final is WorkspaceStatus.EXPIRED
+        begun = await self._records.write(
+            SetWorkspaceStatus(workspace.id, WorkspaceStatus.DELETING, only_expired=expires)
+        )
+        if isinstance(begun, Refused):
+            return
         if not await self._batches.stop_workspace(workspace.id, STOP_SECONDS):
             _log.warning("workspace_still_busy", workspace_id=workspace.id, seconds=STOP_SECONDS)
         if workspace.managed:

@@ -5,7 +5,7 @@ each write still succeeds or fails alone. Only a compare-and-set on `(epoch, las
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
@@ -39,7 +39,8 @@ class Refused:
 
     `reason`: `not_found`, `gone` (the workspace is not active), `overlap` (another workspace's root is equal to,
     inside or around this one), `key_reused` (the idempotency key has made something for another request), `terminal`,
-    `fenced`, `running` (the batch has not ended), `in_use` (the workspace is open or has batches).
+    `fenced`, `running` (the batch has not ended), `not_due` (the
+    workspace has time left), `in_use` (the workspace is open or has batches).
     """
 
     reason: str
@@ -120,19 +121,23 @@ class UpdateWorkspace:
 class SetWorkspaceStatus:
     """Move a workspace along active → deleting → deleted (or expired); asking for what it is already is Applied.
 
-    `at` is when it has gone, kept for `deleted` and `expired`.
+    `at` is when that is, kept for `deleted` and `expired`. With `only_expired` a workspace that is active goes on only
+    when its time has come by then: whoever gave it more time in the meantime wins.
 
-    Refused: `not_found`, `gone` (it would go backwards).
+    Refused: `not_found`, `gone` (it would go backwards), `not_due`.
     """
 
     workspace_id: str
     status: WorkspaceStatus
     at: int = field(default_factory=now_ms)
+    only_expired: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitBatch:
     """Store a batch with its calls and event 1 (`batch_start`), and touch `last_used_at` of its workspace.
+
+    A workspace whose time has come counts as gone.
 
     The batch row is inserted as given (`epoch` and `last_seq` included). Existing, when the key has made a batch of the
     same owner and workspace, whatever became of the two since. Refused: `not_found`, `gone`, `key_reused`.
@@ -336,6 +341,15 @@ class UnfinishedBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchHead:
+    """How far a batch has come; a status of None is the one it had."""
+
+    batch_id: str
+    last_seq: int
+    status: BatchStatus | None
+
+
+@dataclass(frozen=True, slots=True)
 class GoneWorkspace:
     """A workspace that was deleted or has expired, at `ended_at`."""
 
@@ -380,6 +394,10 @@ class Storage(Protocol):
 
     def workspaces_with_status(self, status: WorkspaceStatus) -> list[Workspace]: ...
 
+    def expired_workspaces(self, at: int, *, limit: int) -> list[Workspace]:
+        """Active workspaces whose time has come, the longest overdue first."""
+        ...
+
     def batch(self, batch_id: str, *, calls: bool = True, inline: int | None = None) -> Batch | None:
         """Return a batch; with `calls`, its calls in request order.
 
@@ -397,6 +415,13 @@ class Storage(Protocol):
 
     def batches(self, workspace_id: str, *, status: BatchStatus | None, before: str | None, limit: int) -> Page[Batch]:
         """Newest first, without calls."""
+        ...
+
+    def batch_heads(self, workspace_id: str, *, also: Collection[str], after: str | None) -> list[BatchHead]:
+        """Batches of a workspace: those that have not ended, those named, and those with a larger id than `after`.
+
+        Of the last at most 256; when `after` is None the newest one.
+        """
         ...
 
     def unfinished_batches(self, workspace_id: str | None = None) -> list[UnfinishedBatch]: ...

@@ -10,6 +10,7 @@ depends_on = None
 
 _OPEN_WORKSPACE = sa.text("status IN ('active', 'deleting')")
 _ENDED = sa.text("ended_at IS NOT NULL")
+_EXPIRES = sa.text("status = 'active' AND expires_at IS NOT NULL")
 _FINISHED = sa.text("finished_at IS NOT NULL")
 _KEYED = sa.text("idempotency_key IS NOT NULL")
 _UNFINISHED_BATCH = sa.text("status IN ('queued', 'running')")
@@ -52,6 +53,13 @@ def upgrade() -> None:
         unique=True,
         sqlite_where=_OPEN_WORKSPACE,
         postgresql_where=_OPEN_WORKSPACE,
+    )
+    op.create_index(
+        "ix_workspaces_expiry",
+        "workspaces",
+        ["expires_at"],
+        sqlite_where=_EXPIRES,
+        postgresql_where=_EXPIRES,
     )
     op.create_index(
         "ix_workspaces_ended",

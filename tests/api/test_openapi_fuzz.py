@@ -24,6 +24,8 @@ EXAMPLES = 10
 URL_MAX = 16_000  # what is longer does not reach the application
 # A glob with an open brace and bytes that are no archive fit the document and cannot be served all the same.
 MEANING = {"getArchive", "putArchive"}
+# The feed of a workspace that is there has no end.
+ENDLESS = {"getWorkspaceFeed"}
 DOCUMENT = json.loads((Path(__file__).parent / "snapshots" / "openapi.json").read_text())
 OPERATIONS = {
     operation["operationId"]: bool(operation.get("parameters") or "requestBody" in operation)
@@ -52,7 +54,9 @@ def raw(_context: schemathesis.SerializationContext, value: object) -> bytes:
 
 @pytest.fixture(scope="module")
 def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
-    with ServerThread(tmp_path_factory.mktemp("fuzzed") / "data", allow_unrestricted=True) as server:
+    with ServerThread(
+        tmp_path_factory.mktemp("fuzzed") / "data", allow_unrestricted=True, allow_network=True
+    ) as server:
         yield server
 
 
@@ -107,7 +111,7 @@ def test_every_answer_is_a_documented_one(
             if "Idempotency-Key" in case.headers:
                 case.headers["Idempotency-Key"] = new_id("req")
         parameters = case.path_parameters or {}
-        if case.method != "DELETE" and sum(map(ord, str(parameters))) % 4:
+        if case.method != "DELETE" and operation not in ENDLESS and sum(map(ord, str(parameters))) % 4:
             for name in parameters.keys() & known.keys():
                 parameters[name] = known[name]
         case.call_and_validate(

@@ -11,6 +11,8 @@ import pytest
 
 from app.domain.ids import is_id
 from app.domain.workspace import WorkspaceOptions
+from app.services.workspaces import WorkspaceService
+from app.storage.base import UpdateWorkspace
 from tests.api.problems import assert_problem
 from tests.support.server import ServerThread, eventually
 from tests.support.users import as_account, give
@@ -317,6 +319,46 @@ def test_a_workspace_whose_time_has_come_expires_by_itself(client: httpx2.Client
     assert_problem(client.post(f"{path}/batches", json=ONE_CALL), "workspace_gone")
     assert client.delete(path).status_code == 204
     assert client.get(path).json()["status"] == "expired"
+
+
+def test_what_runs_at_the_end_of_a_workspace_is_cancelled_and_answered(
+    client: httpx2.Client, server: ServerThread, make_workspace: Make
+) -> None:
+    made = make_workspace(ttlSeconds=2)
+    path = f"/v1/workspaces/{made['id']}"
+    calls = [
+        {"name": "bash", "arguments": {"command": "echo up; sleep 60"}},
+        {"name": "bash", "arguments": {"command": ":"}},
+    ]
+    # Use does not give a workspace more time.
+    batch = client.post(f"{path}/batches", json={"calls": calls}, params={"wait": "20"}).json()
+    assert (batch["status"], [call["status"] for call in batch["calls"]]) == ("cancelled", ["cancelled"] * 2)
+    assert all(call["result"]["isError"] for call in batch["calls"])
+    eventually(lambda: client.get(path).json()["status"] == "expired")
+    assert client.get(path).json()["expiresAt"] == made["expiresAt"]
+    assert not Path(made["root"]).exists()
+    eventually(lambda: not list((server.settings.data_dir / "trash").iterdir()))
+    for response in (
+        client.get(f"{path}/files/x"),
+        client.patch(path, json={"ttlSeconds": None}),
+        client.post(f"{path}/tools/bash", json={"command": ":"}),
+    ):
+        assert_problem(response, "workspace_gone")
+    assert client.get(f"/v1/batches/{batch['id']}").json() == batch
+
+
+def test_a_workspace_that_another_process_left_expires_too(
+    client: httpx2.Client, server: ServerThread, make_workspace: Make
+) -> None:
+    made = make_workspace(ttlSeconds=3600)
+    service = server.services.workspaces
+    server.call(service._records.write(UpdateWorkspace(made["id"], expires_at=1)))
+    server.call(_wake(service))
+    eventually(lambda: client.get(f"/v1/workspaces/{made['id']}").json()["status"] == "expired")
+
+
+async def _wake(service: WorkspaceService) -> None:
+    service._wake.set()
 
 
 def test_more_time_keeps_a_workspace(client: httpx2.Client, make_workspace: Make) -> None:

@@ -288,6 +288,25 @@ def test_a_program_that_cannot_be_reached_is_copied_with_its_libraries(tmp_path:
     assert provide("/bin/sh", FIRST, copies) == "/bin/sh"
 
 
+@root_alone
+def test_every_encoding_is_there_for_an_account_that_cannot_reach_python() -> None:
+    script = (
+        "import codecs; from app.domain import encodings; from app.sandbox.account import *\n"
+        "encodings.load_codecs(); act_as(Account(4321, 4322))\n"
+        "for found in encodings._LABELS.values(): codecs.lookup(found.codec)\n"
+        "print('all')"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(PROJECT), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.stdout == "all\n", ended.stderr
+
+
 # -- the service itself -----------------------------------------------------------------------------------------------
 
 _SERVICE = """

@@ -18,8 +18,11 @@ from app.api.dependencies import (
     refuse_when_draining,
     services_of,
 )
-from app.api.openapi import at_every_route, body_of, header, problems
+from app.api.event_stream import EventStream
+from app.api.negotiation import EVENT_STREAM, JSON_LINES, stream_form
+from app.api.openapi import Responses, at_every_route, body_of, header, problems, reference
 from app.api.schemas import (
+    HintBody,
     WorkspaceBody,
     WorkspaceListBody,
     WorkspacePatchBody,
@@ -110,6 +113,46 @@ async def list_workspaces(request: Request, _caller: Reader, limit: Limit = 50, 
 async def get_workspace(request: Request, workspace_id: WorkspaceId, _caller: Reader) -> Response:
     workspace = await services_of(request).workspaces.get(workspace_id, owner=None)
     return json_response(workspace_json(workspace))
+
+
+_FEED: Final[Responses] = {
+    200: {
+        "description": "The feed, until the workspace is gone",
+        "content": {
+            EVENT_STREAM: {"schema": reference(HintBody.__name__)},
+            JSON_LINES: {"schema": {"type": "string", "description": "One event a line: what stands behind `data:`."}},
+        },
+    },
+    **problems("not_found", "workspace_gone", "not_acceptable", "rate_limited", "too_many_streams"),
+}
+
+
+@router.head(
+    "/{workspace_id}/events",
+    operation_id="headWorkspaceFeed",
+    summary="What a GET would answer, without the feed",
+    response_model=None,
+    response_class=Response,
+    responses=_FEED,
+)
+@router.get(
+    "/{workspace_id}/events",
+    operation_id="getWorkspaceFeed",
+    summary="Follow a workspace: which of its batches moved on",
+    description="Hints `{batchId, lastSeq, status}` without ids, at most ten a second for a batch. After a reconnect, "
+    "and after `resync`, list the workspace's batches.",
+    response_model=None,
+    response_class=Response,
+    responses=_FEED,
+)
+async def get_feed(request: Request, workspace_id: WorkspaceId, caller: Reader) -> Response:
+    form = stream_form(request)
+    services = services_of(request)
+    await services.workspaces.usable(workspace_id, owner=None)
+    if request.method == "HEAD":
+        return EventStream(services.feed.follow(workspace_id), form)
+    slot = services.streams.open(caller.id)
+    return EventStream(services.feed.follow(workspace_id), form, on_close=slot.close)
 
 
 @router.patch(

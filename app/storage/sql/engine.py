@@ -26,9 +26,11 @@ READ_CONNECTIONS: Final = 8
 _SQLITE_PRAGMAS: Final = (
     f"busy_timeout = {BUSY_TIMEOUT_MS}",
     "temp_store = MEMORY",
-    "cache_size = -65536",
 )
+# Of each of the connections that read: what they read once, such as output, is no reason to grow.
+_SQLITE_READER_PRAGMAS: Final = ("query_only = ON", "cache_size = -8192")
 _SQLITE_WRITER_PRAGMAS: Final = (
+    "cache_size = -65536",
     "auto_vacuum = INCREMENTAL",  # only before the first table, and before the journal mode makes the file
     "journal_mode = WAL",
     "synchronous = FULL",
@@ -91,7 +93,7 @@ class SqliteDatabase:
     def __init__(self, file: Path) -> None:
         self._file = file.absolute()
         self.writer = self._engine(begin="BEGIN IMMEDIATE", pragmas=("foreign_keys = ON", *_SQLITE_WRITER_PRAGMAS))
-        self.reader = self._engine(begin="BEGIN", pragmas=("query_only = ON",))
+        self.reader = self._engine(begin="BEGIN", pragmas=_SQLITE_READER_PRAGMAS)
         self._inserts = {
             table.name: str(insert(table).compile(dialect=self.writer.dialect)) for table in metadata.sorted_tables
         }

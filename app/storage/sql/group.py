@@ -61,6 +61,7 @@ NOT_FOUND: Final = Refused("not_found")
 GONE: Final = Refused("gone")
 KEY_REUSED: Final = Refused("key_reused")
 OVERLAP: Final = Refused("overlap")
+NOT_DUE: Final = Refused("not_due")
 TERMINAL: Final = Refused("terminal")
 FENCED: Final = Refused("fenced")
 
@@ -209,6 +210,7 @@ class _WorkspaceState:
     created_at: int
     root: bytes
     status: str
+    expires_at: int | None
     stored: SimpleNamespace | None = None
     touched_at: int = 0
     changes: dict[str, Any] = field(default_factory=dict)
@@ -216,6 +218,11 @@ class _WorkspaceState:
     @property
     def new(self) -> bool:
         return self.stored is None
+
+    def is_due(self, at: int) -> bool:
+        """Whether its time has come by then."""
+        expires_at = self.changes.get("expires_at", self.expires_at)
+        return expires_at is not None and expires_at <= at
 
 
 @dataclass(slots=True)
@@ -284,7 +291,7 @@ class _Plan:
             self._connection.execute(select(func.pg_advisory_xact_lock(_ROOTS_LOCK)))
         find = self._writer
         self._workspaces = {
-            row.id: _WorkspaceState(row.id, row.created_at, row.root, row.status, stored=row)
+            row.id: _WorkspaceState(row.id, row.created_at, row.root, row.status, row.expires_at, stored=row)
             for row in map(_workspace_row, find.find_workspaces.run(self._cursor, workspace_ids))
         }
         self._batches = {row[0]: _BatchState(*row) for row in find.find_batches.run(self._cursor, batch_ids)}
@@ -411,7 +418,7 @@ class _Plan:
         workspace = self._workspaces.get(batch.workspace_id)
         if workspace is None:
             return NOT_FOUND
-        if workspace.status != WorkspaceStatus.ACTIVE.value:
+        if workspace.status != WorkspaceStatus.ACTIVE.value or workspace.is_due(batch.created_at):
             return GONE
         _note_key(write, batch.id, self._made_batches)
         workspace.touched_at = max(workspace.touched_at, batch.created_at)
@@ -495,7 +502,7 @@ class _Plan:
         _note_key(write, workspace.id, self._made_workspaces)
         self._new_workspaces.append(row)
         self._workspaces[workspace.id] = _WorkspaceState(
-            workspace.id, workspace.created_at, root, workspace.status.value
+            workspace.id, workspace.created_at, root, workspace.status.value, workspace.expires_at
         )
         return APPLIED
 
@@ -541,6 +548,8 @@ class _Plan:
             return APPLIED
         if workspace.status not in _OPEN or write.status is WorkspaceStatus.ACTIVE:
             return GONE
+        if write.only_expired and workspace.status == WorkspaceStatus.ACTIVE.value and not workspace.is_due(write.at):
+            return NOT_DUE
         workspace.status = workspace.changes["status"] = write.status.value
         if write.status.value not in _OPEN:
             workspace.changes["ended_at"] = write.at

@@ -1,6 +1,6 @@
 """The reads: what is asked of the tables, and how much is taken at once."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -31,10 +31,11 @@ from app.domain.ids import first_id
 from app.domain.retention import Removal
 from app.domain.tool_call import CallRecord, CallStatus
 from app.domain.workspace import Workspace, WorkspaceStatus
-from app.storage.base import ApiKey, CallFilter, GoneWorkspace, Made, OutputExtent, Page, UnfinishedBatch
+from app.storage.base import ApiKey, BatchHead, CallFilter, GoneWorkspace, Made, OutputExtent, Page, UnfinishedBatch
 from app.storage.sql import rows
 from app.storage.sql.schema import (
     ENDED,
+    EXPIRES,
     FINISHED,
     OPEN_WORKSPACE,
     PATH_KEY_BYTES,
@@ -51,10 +52,14 @@ from app.storage.sql.schema import (
 
 _Listed = TypeVar("_Listed", Workspace, Batch)
 
+FIRST_EVENTS: Final = 16
 EVENTS_AT_ONCE: Final = 64
-EVENT_PAGE_BYTES: Final = 4 * 1024 * 1024
+EVENT_PAGE_BYTES: Final = 512 * 1024
+"""A follower that does not read holds about one page."""
 OUTPUT_PIECE_BYTES: Final = 1024 * 1024
 OUTPUT_ROWS_MAX: Final = 1024
+
+NEWEST_HEADS: Final = 256
 
 CLOCK_SLACK_MS: Final = 60_000
 """How far a call's `queued_at` may lie from the time its id was made."""
@@ -132,6 +137,7 @@ _EVENT_OUTPUT: Final = (
     )
     .order_by(call_output.c.seq, call_output.c.part)
 )
+_HEADS: Final = select(batches.c.id, batches.c.last_seq, batches.c.status)
 # With a limit, so that Postgres looks into the events of each unfinished batch and never hashes all there are.
 _STARTED: Final = (
     select(events.c.seq)
@@ -180,6 +186,12 @@ def workspaces_with_status(connection: Connection, status: WorkspaceStatus) -> l
     return sorted(found, key=lambda workspace: workspace.id)
 
 
+def expired_workspaces(connection: Connection, at: int, limit: int) -> list[Workspace]:
+    statement = select(workspaces).where(text(EXPIRES), workspaces.c.expires_at <= at)
+    found = connection.execute(statement.order_by(workspaces.c.expires_at).limit(limit))
+    return [rows.workspace(row) for row in found]
+
+
 # -- batches ----------------------------------------------------------------------------------------------------------
 
 
@@ -209,6 +221,21 @@ def unfinished_batches(connection: Connection, workspace_id: str | None) -> list
     if workspace_id is not None:
         statement = statement.where(batches.c.workspace_id == workspace_id)
     return [UnfinishedBatch(row.id, row.workspace_id, bool(row.started)) for row in connection.execute(statement)]
+
+
+def batch_heads(connection: Connection, workspace_id: str, also: Collection[str], after: str | None) -> list[BatchHead]:
+    found: dict[str, BatchHead] = {}
+    for statement in (
+        _HEADS.where(literal_column(f"batches.{UNFINISHED_BATCH}"), batches.c.workspace_id == workspace_id),
+        _HEADS.where(batches.c.id.in_(also)) if also else None,
+        _HEADS.where(batches.c.workspace_id == workspace_id, batches.c.id > (after or ""))
+        .order_by(batches.c.id.desc())
+        .limit(1 if after is None else NEWEST_HEADS),
+    ):
+        if statement is not None:
+            for row in connection.execute(statement):
+                found[row.id] = BatchHead(row.id, row.last_seq, BatchStatus(row.status))
+    return [found[batch_id] for batch_id in sorted(found)]
 
 
 def last_seq(connection: Connection, batch_id: str) -> tuple[int, BatchStatus] | None:
@@ -349,8 +376,9 @@ def _whole_call(row: Any) -> CallRecord:
 def events_page(connection: Connection, batch_id: str, after: int, limit: int) -> list[StoredEvent]:
     page: list[StoredEvent] = []
     size = 0
+    at_once = FIRST_EVENTS
     while len(page) < limit and size < EVENT_PAGE_BYTES:
-        most = min(EVENTS_AT_ONCE, limit - len(page))
+        most = min(at_once, limit - len(page))
         found = connection.execute(_EVENTS, {"batch_id": batch_id, "after": after, "most": most}).all()
         output = _output_of(connection, batch_id, found)
         page += [rows.event(row, output.get(row.seq, ())) for row in found]
@@ -358,6 +386,8 @@ def events_page(connection: Connection, batch_id: str, after: int, limit: int) -
             break
         after = found[-1].seq
         size += sum(len(row.data) for row in found) + sum(len(part.data) for part in chain(*output.values()))
+        if size < EVENT_PAGE_BYTES // 8:
+            at_once = EVENTS_AT_ONCE
     return page
 
 

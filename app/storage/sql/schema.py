@@ -43,6 +43,7 @@ OPEN_WORKSPACE: Final = "status IN ('active', 'deleting')"
 KEYED: Final = "idempotency_key IS NOT NULL"
 WITH_PATH: Final = "path IS NOT NULL"
 ENDED: Final = "ended_at IS NOT NULL"
+EXPIRES: Final = "status = 'active' AND expires_at IS NOT NULL"
 FINISHED: Final = "finished_at IS NOT NULL"
 UNFINISHED_BATCH: Final = "status IN ('queued', 'running')"
 
@@ -91,6 +92,12 @@ Index(
     unique=True,
     sqlite_where=text(OPEN_WORKSPACE),
     postgresql_where=text(OPEN_WORKSPACE),
+)
+Index(
+    "ix_workspaces_expiry",
+    workspaces.c.expires_at,
+    sqlite_where=text(EXPIRES),
+    postgresql_where=text(EXPIRES),
 )
 Index(
     "ix_workspaces_ended",

@@ -1,6 +1,6 @@
 """`Storage` on SQLite and on Postgres."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -15,6 +15,7 @@ from app.domain.tool_call import CallRecord
 from app.domain.workspace import Workspace, WorkspaceStatus
 from app.storage.base import (
     ApiKey,
+    BatchHead,
     CallFilter,
     GoneWorkspace,
     Made,
@@ -97,6 +98,9 @@ class SqlStorage:
     def workspaces_with_status(self, status: WorkspaceStatus) -> list[Workspace]:
         return self._read(queries.workspaces_with_status, status)
 
+    def expired_workspaces(self, at: int, *, limit: int) -> list[Workspace]:
+        return self._read(queries.expired_workspaces, at, limit)
+
     def batch(self, batch_id: str, *, calls: bool = True, inline: int | None = None) -> Batch | None:
         return self._read(queries.batch, batch_id, with_calls=calls, inline=inline)
 
@@ -105,6 +109,9 @@ class SqlStorage:
 
     def batches(self, workspace_id: str, *, status: BatchStatus | None, before: str | None, limit: int) -> Page[Batch]:
         return self._read(queries.batches_page, workspace_id, status, before, limit)
+
+    def batch_heads(self, workspace_id: str, *, also: Collection[str], after: str | None) -> list[BatchHead]:
+        return self._read(queries.batch_heads, workspace_id, also, after)
 
     def unfinished_batches(self, workspace_id: str | None = None) -> list[UnfinishedBatch]:
         return self._read(queries.unfinished_batches, workspace_id)
