@@ -14,6 +14,7 @@ from app.domain.workspace import Workspace, WorkspaceOptions
 from app.sandbox.account import Account, account_of
 from app.sandbox.base import Sandbox
 from app.sandbox.decoder import Decoder
+from app.sandbox.disk import DiskUsage, Quota
 from app.sandbox.file_pool import FilePool
 from app.sandbox.limits import NO_POLICY, CommandPolicy
 from app.sandbox.local import LocalSandbox
@@ -73,7 +74,8 @@ class ToolsOptions:
     `options` are the workspace's. `sandbox`, `files` and `mutations` are shared by all workspaces of a process, which
     is what keeps two changes of one file apart: pass the same ones every time, or none. `ripgrep`, `commands` and
     `decoder` are shared likewise, to bound how many searches, commands and decoders run at once. `tenant`,
-    `root_identity`, `output_url`, `powershell`, `account` and `policy` are those of `ToolEnvironment`.
+    `root_identity`, `output_url`, `powershell`, `account`, `policy` and `quota` are those of `ToolEnvironment`. `usage`
+    is where workspaces get theirs from.
     """
 
     options: WorkspaceOptions = field(default_factory=WorkspaceOptions)
@@ -89,6 +91,8 @@ class ToolsOptions:
     account: Account | None = None
     decoder: Decoder | None = None
     policy: CommandPolicy = NO_POLICY
+    usage: DiskUsage | None = None
+    quota: Quota | None = None
 
 
 def create_tool(name: str, cwd: str, options: ToolsOptions | None = None) -> AgentTool:
@@ -142,6 +146,7 @@ class WorkspaceTools(Mapping[str, AgentTool]):
             tenant=workspace.owner,
             root_identity=(workspace.root_device, workspace.root_inode),
             output_url=output_url,
+            quota=None if shared.usage is None else _quota(shared.usage, workspace),
             account=account_of(workspace.root_uid, workspace.root_gid),
         )
         self._environment = _environment(workspace.root, options)
@@ -160,6 +165,11 @@ class WorkspaceTools(Mapping[str, AgentTool]):
 
     def __len__(self) -> int:
         return len(_BY_NAME)
+
+
+def _quota(usage: DiskUsage, workspace: Workspace) -> Quota | None:
+    identity = (workspace.root_device, workspace.root_inode)
+    return usage.quota(workspace.root, identity, managed=workspace.managed, asked=workspace.options.quota_bytes)
 
 
 def create_all_tool_definitions(options: WorkspaceOptions | None = None) -> list[ToolDefinition]:
@@ -201,6 +211,7 @@ def _environment(cwd: str, options: ToolsOptions | None) -> ToolEnvironment:
         account=given.account,
         decoder=given.decoder or _process_decoder(),
         policy=given.policy,
+        quota=given.quota,
     )
 
 

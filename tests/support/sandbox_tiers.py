@@ -23,6 +23,7 @@ from typing import Any, get_args
 import pytest
 
 from app.domain.abort import AbortSignal
+from app.errors import ToolError
 from app.sandbox.account import Account, may_run
 from app.sandbox.base import ProcessSpec, SandboxReport, Tier
 from app.sandbox.environment import command_environment
@@ -184,6 +185,8 @@ async def _table() -> dict[str, dict[str, bool] | str]:
             sandbox = LocalSandbox(confinement, account=ACCOUNT)
             try:
                 table[tier] = await attempts_in(sandbox, private)
+            except ToolError as error:
+                table[tier] = error.message
             finally:
                 await sandbox.close()
     return table
