@@ -15,6 +15,8 @@ import structlog
 from pydantic.alias_generators import to_camel
 
 from app.domain.abort import AbortSignal
+from app.domain.audit import SERVICE, AuditAction, audit
+from app.domain.caller import Caller
 from app.domain.clock import now_ms
 from app.domain.idempotency import IdempotencyKey
 from app.domain.ids import new_id
@@ -98,6 +100,7 @@ class _KnownRoot:
 
     path: str
     identity: tuple[int, int]
+    owner: str
     account: Account | None
 
 
@@ -142,7 +145,12 @@ class WorkspaceService:
     # -- use cases ----------------------------------------------------------------------------------------------------
 
     async def create(
-        self, request: WorkspaceRequest, *, owner: str, idempotency: IdempotencyKey | None = None
+        self,
+        request: WorkspaceRequest,
+        *,
+        owner: str,
+        idempotency: IdempotencyKey | None = None,
+        by: Caller = SERVICE,
     ) -> Created:
         """Make a workspace with its files, or adopt a directory. After an error nothing of it is left.
 
@@ -156,14 +164,16 @@ class WorkspaceService:
             NoSpace, Overloaded, StorageUnavailable: nothing was made.
         """
         if idempotency is None:
-            return await self._create(request, owner, None)
+            return await self._create(request, owner, None, by)
         async with self._alone(owner, idempotency):
             made = await made_before(self._storage, self._reads, idempotency, owner=owner)
             if made is not None:
                 return await self._attach(made)
-            return await self._create(request, owner, idempotency)
+            return await self._create(request, owner, idempotency, by)
 
-    async def _create(self, request: WorkspaceRequest, owner: str, idempotency: IdempotencyKey | None) -> Created:
+    async def _create(
+        self, request: WorkspaceRequest, owner: str, idempotency: IdempotencyKey | None, by: Caller
+    ) -> Created:
         managed = request.root is None
         self._check_options(request.options, managed=managed)
         self._require_room(request, managed=managed)
@@ -179,7 +189,8 @@ class WorkspaceService:
             raise from_os_error(error) from error
         workspace = _new_workspace(workspace_id, request, owner, adoption, laid.identity)
         try:
-            outcome = await self._records.write(CreateWorkspace(workspace, idempotency), droppable=True)
+            noted = audit(by, AuditAction.WORKSPACE_CREATED, workspace_id, **_noted_workspace(workspace))
+            outcome = await self._records.write(CreateWorkspace(workspace, idempotency, noted), droppable=True)
             if isinstance(outcome, Refused):
                 if idempotency is not None and outcome.reason == "key_reused":
                     raise key_reused(idempotency)
@@ -249,11 +260,26 @@ class WorkspaceService:
             )
         return workspace
 
+    async def owner(self, workspace_id: str, *, seen_by: str | None) -> str:
+        """Return whom a workspace belongs to, gone or not; `seen_by` None sees every workspace.
+
+        Raises:
+            NotFound: there is none, or it belongs to somebody else.
+        """
+        known = self._known.get(workspace_id)
+        if known is None:
+            return (await self.get(workspace_id, owner=seen_by)).owner
+        if seen_by is not None and known.owner != seen_by:
+            raise NotFound(f"there is no workspace {workspace_id}")
+        return known.owner
+
     async def list(self, *, owner: str | None, before: str | None, limit: int) -> Page[Workspace]:
         """Return workspaces, newest first, deleted ones too."""
         return await self._reads.run(self._storage.workspaces, before=before, limit=limit, owner=owner)
 
-    async def update(self, workspace_id: str, change: WorkspaceChange, *, owner: str | None) -> Workspace:
+    async def update(
+        self, workspace_id: str, change: WorkspaceChange, *, owner: str | None, by: Caller = SERVICE
+    ) -> Workspace:
         """Set the fields of `change` and return the workspace as it is then.
 
         Raises:
@@ -275,6 +301,7 @@ class WorkspaceService:
                     metadata=change.metadata if "metadata" in fields else None,
                     expires_at=_expiry(change.ttl_seconds) if expires else None,
                     clear_expiry=expires and change.ttl_seconds is None,
+                    audit=audit(by, AuditAction.WORKSPACE_UPDATED, workspace_id, **_noted_change(change)),
                 ),
                 droppable=True,
             )
@@ -284,7 +311,7 @@ class WorkspaceService:
         self._remember(workspace)
         return workspace
 
-    async def delete(self, workspace_id: str, *, owner: str | None) -> None:
+    async def delete(self, workspace_id: str, *, owner: str | None, by: Caller = SERVICE) -> None:
         """Cancel what runs in a workspace, move a managed root to the trash and keep the records.
 
         One that is gone already is left as it is.
@@ -294,7 +321,7 @@ class WorkspaceService:
         """
         workspace = await self.get(workspace_id, owner=owner)
         if workspace.status in {WorkspaceStatus.ACTIVE, WorkspaceStatus.DELETING}:
-            await self._end(workspace, WorkspaceStatus.DELETED)
+            await self._end(workspace, WorkspaceStatus.DELETED, by)
 
     async def check_root(self, workspace_id: str) -> None:
         """Look whether the workspace's own directory stands at its root; a missing one is for the calls to tell.
@@ -400,11 +427,13 @@ class WorkspaceService:
             else:
                 self._remember(known)
 
-    async def _end(self, workspace: Workspace, final: WorkspaceStatus) -> None:
+    async def _end(self, workspace: Workspace, final: WorkspaceStatus, by: Caller = SERVICE) -> None:
         self._known.pop(workspace.id, None)
         expires = final is WorkspaceStatus.EXPIRED
+        action = AuditAction.WORKSPACE_EXPIRED if expires else AuditAction.WORKSPACE_DELETED
+        noted = audit(by, action, workspace.id, **_noted_workspace(workspace))
         begun = await self._records.write(
-            SetWorkspaceStatus(workspace.id, WorkspaceStatus.DELETING, only_expired=expires)
+            SetWorkspaceStatus(workspace.id, WorkspaceStatus.DELETING, only_expired=expires, audit=noted)
         )
         if isinstance(begun, Refused):
             return
@@ -504,6 +533,7 @@ def _known_root(workspace: Workspace) -> _KnownRoot:
     return _KnownRoot(
         workspace.root,
         (workspace.root_device, workspace.root_inode),
+        workspace.owner,
         account_of(workspace.root_uid, workspace.root_gid),
     )
 
@@ -511,6 +541,19 @@ def _known_root(workspace: Workspace) -> _KnownRoot:
 def _is_of_root(workspace: Workspace) -> bool:
     """Whether this process would have to act as root: the workspace was made by a service of an ordinary user."""
     return workspace.root_uid == 0 and acts_as_others()
+
+
+def _noted_workspace(workspace: Workspace) -> dict[str, Any]:
+    """Return what the audit log says of a workspace that comes or goes."""
+    return {"trusted": workspace.trusted, "managed": workspace.managed, "root": workspace.root}
+
+
+def _noted_change(change: WorkspaceChange) -> dict[str, Any]:
+    """Return what the audit log says of a change: which fields, and of what decides what may run the new value."""
+    noted: dict[str, Any] = {"fields": sorted(map(to_camel, change.fields))}
+    if "trusted" in change.fields:
+        noted["trusted"] = change.trusted
+    return noted
 
 
 def _expiry(ttl_seconds: int | None) -> int | None:
