@@ -31,6 +31,7 @@ class RequestLimitsBody(ResponseModel):
 
 
 class WorkspaceLimitsBody(ResponseModel):
+    bytes: int | None = Field(description="What one that the service made may hold on the disk; null: no limit.")
     metadata_bytes: int
     files: int = Field(description="In the request that makes a workspace.")
     ttl_seconds: int
@@ -63,6 +64,14 @@ class CommandLimitsBody(ResponseModel):
     variables: int
     variable_bytes: int
     environment_bytes: int
+    processes: int | None = Field(description="Of one command with its descendants, as the next five; null: no limit.")
+    open_files: int | None
+    file_bytes: int | None
+    cpu_seconds: int | None
+    memory_bytes: int | None
+    tmp_bytes: int | None
+    min_free_bytes: int = Field(description="Below this much free disk no command is started.")
+    network: bool = Field(description="Whether a workspace may ask for the network of the machine.")
 
 
 class SearchLimitsBody(ResponseModel):
@@ -134,7 +143,10 @@ class CallerUseBody(ResponseModel):
 
 
 class WorkspaceUseBody(ResponseModel):
+    """`bytes` on the disk, as last looked up; null when nothing asked for that yet."""
+
     id: str
+    bytes: int | None
     batches: int
     commands: SlotUseBody
 
@@ -186,7 +198,12 @@ def limits_body(services: Services, use: UseBody) -> LimitsBody:
             burst=None if rate is None else rate.rate.burst,
             auth_failures_per_minute=None if failures is None else failures.rate.burst,
         ),
-        workspaces=WorkspaceLimitsBody(metadata_bytes=METADATA_MAX_BYTES, files=FILES_MAX, ttl_seconds=TTL_MAX_SECONDS),
+        workspaces=WorkspaceLimitsBody(
+            bytes=pressure.disk.most,
+            metadata_bytes=METADATA_MAX_BYTES,
+            files=FILES_MAX,
+            ttl_seconds=TTL_MAX_SECONDS,
+        ),
         batches=BatchLimitsBody(
             calls=CALLS_MAX,
             parallel_calls=PARALLEL_CALLS,
@@ -209,6 +226,14 @@ def limits_body(services: Services, use: UseBody) -> LimitsBody:
             variables=MAX_VARIABLES,
             variable_bytes=MAX_VALUE_BYTES,
             environment_bytes=MAX_TOTAL_BYTES,
+            processes=pressure.policy.limits.processes,
+            open_files=pressure.policy.limits.open_files,
+            file_bytes=pressure.policy.limits.file_bytes,
+            cpu_seconds=pressure.policy.limits.cpu_seconds,
+            memory_bytes=pressure.policy.limits.memory_bytes,
+            tmp_bytes=pressure.policy.limits.tmp_bytes,
+            min_free_bytes=pressure.policy.min_free_bytes,
+            network=pressure.policy.allow_network,
         ),
         searches=SearchLimitsBody(
             running=pressure.searches.limit, running_per_workspace=pressure.searches.per_workspace
@@ -252,7 +277,7 @@ def caller_use(use: CallerUse) -> CallerUseBody:
 
 
 def workspace_use(workspace_id: str, use: WorkspaceUse) -> WorkspaceUseBody:
-    return WorkspaceUseBody(id=workspace_id, batches=use.batches, commands=_slots(use.commands))
+    return WorkspaceUseBody(id=workspace_id, bytes=use.bytes, batches=use.batches, commands=_slots(use.commands))
 
 
 def service_use(use: ServiceUse) -> ServiceUseBody:
