@@ -1,5 +1,7 @@
 """What `/v1/limits` tells: the bounds as they are enforced, read from where they are, and how much of them is used."""
 
+from dataclasses import asdict
+
 from pydantic import Field
 
 from app.api.dependencies import BODY_MAX_BYTES, PAGE_MAX, WAIT_MAX_SECONDS, Services
@@ -52,7 +54,11 @@ class BatchLimitsBody(ResponseModel):
 
 
 class CommandLimitsBody(ResponseModel):
-    """`default…` hold where a workspace's options say nothing, `…Max` is the most they may say."""
+    """`default…` hold where a workspace's options say nothing, `…Max` is the most they may say.
+
+    The limits of one command, from `processes` on, may be tightened by a workspace; null: none. `network`: whether a
+    workspace may ask for the machine's. `minFreeBytes` is what the disk must have free for a command to be started.
+    """
 
     running: int
     running_per_workspace: int
@@ -64,14 +70,14 @@ class CommandLimitsBody(ResponseModel):
     variables: int
     variable_bytes: int
     environment_bytes: int
-    processes: int | None = Field(description="Of one command with its descendants, as the next five; null: no limit.")
+    processes: int | None
     open_files: int | None
     file_bytes: int | None
     cpu_seconds: int | None
     memory_bytes: int | None
     tmp_bytes: int | None
-    min_free_bytes: int = Field(description="Below this much free disk no command is started.")
-    network: bool = Field(description="Whether a workspace may ask for the network of the machine.")
+    network: bool
+    min_free_bytes: int
 
 
 class SearchLimitsBody(ResponseModel):
@@ -226,14 +232,9 @@ def limits_body(services: Services, use: UseBody) -> LimitsBody:
             variables=MAX_VARIABLES,
             variable_bytes=MAX_VALUE_BYTES,
             environment_bytes=MAX_TOTAL_BYTES,
-            processes=pressure.policy.limits.processes,
-            open_files=pressure.policy.limits.open_files,
-            file_bytes=pressure.policy.limits.file_bytes,
-            cpu_seconds=pressure.policy.limits.cpu_seconds,
-            memory_bytes=pressure.policy.limits.memory_bytes,
-            tmp_bytes=pressure.policy.limits.tmp_bytes,
-            min_free_bytes=pressure.policy.min_free_bytes,
+            **asdict(pressure.policy.limits),
             network=pressure.policy.allow_network,
+            min_free_bytes=pressure.policy.min_free_bytes,
         ),
         searches=SearchLimitsBody(
             running=pressure.searches.limit, running_per_workspace=pressure.searches.per_workspace
