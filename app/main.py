@@ -372,7 +372,7 @@ async def running(
                 draining=readiness.draining,
             )
 
-        metrics.describe(
+        metrics.say(
             {"version": about.version, "python": about.python, "database": about.database},
             sandbox.report.tier,
             sandbox.report.missing,

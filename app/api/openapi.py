@@ -8,6 +8,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
 from app.api.errors import KINDS
+from app.api.event_schemas import EventDataBody
 from app.api.schemas import (
     BatchRequestBody,
     EventBody,
@@ -59,11 +60,15 @@ def reference(model: str) -> dict[str, str]:
     return {"$ref": _REFERENCE.format(model=model)}
 
 
-def body_of(model: type[RequestModel], *, required: bool = True) -> dict[str, Any]:
-    """Return `openapi_extra` of a route that reads its JSON body itself."""
-    return {
-        "requestBody": {"required": required, "content": {"application/json": {"schema": reference(model.__name__)}}}
-    }
+def body_of(model: type[RequestModel], *examples: Any, required: bool = True) -> dict[str, Any]:
+    """Return `openapi_extra` of a route that reads its JSON body itself; each example is a whole body."""
+    content = {"schema": reference(model.__name__), **examples_of(*examples)}
+    return {"requestBody": {"required": required, "content": {"application/json": content}}}
+
+
+def examples_of(*examples: Any) -> dict[str, Any]:
+    """Return the member of a media type that holds its examples."""
+    return {"examples": {f"example{number}": {"value": value} for number, value in enumerate(examples, 1)}}
 
 
 def header(description: str, kind: str = "string") -> dict[str, Any]:
@@ -77,7 +82,7 @@ def build_openapi(app: FastAPI) -> dict[str, Any]:
     )
     _, definitions = models_json_schema(
         [(model, "validation") for model in _REQUESTS]
-        + [(model, "serialization") for model in (ProblemBody, EventBody, HintBody)],
+        + [(model, "serialization") for model in (ProblemBody, EventBody, EventDataBody, HintBody)],
         by_alias=True,
         ref_template=_REFERENCE,
     )

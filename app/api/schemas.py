@@ -451,11 +451,22 @@ class VersionBody(ResponseModel):
 
 
 class EventBody(ResponseModel):
-    """One event of a stream. `data` is a JSON object with `type`, `seq`, `at` and `batchId`; docs/events.md has all."""
+    """One event of a stream. `data` is a JSON object, whose `type` is `event` and whose `seq` is `id`.
 
-    id: str
+    A `resync` has no `id`.
+    """
+
+    id: str | None = None
     event: EventType
-    data: Annotated[str, Field(json_schema_extra={"contentMediaType": "application/json"})]
+    data: Annotated[
+        str,
+        Field(
+            json_schema_extra={
+                "contentMediaType": "application/json",
+                "contentSchema": {"$ref": "#/components/schemas/EventDataBody"},
+            }
+        ),
+    ]
     retry: int | None = None
 
 

@@ -26,7 +26,7 @@ from app.api.dependencies import (
 )
 from app.api.event_stream import EventStream
 from app.api.negotiation import EVENT_STREAM, JSON_LINES, named, stream_form
-from app.api.openapi import Responses, at_every_route, body_of, header, problems, reference
+from app.api.openapi import Responses, at_every_route, body_of, examples_of, header, problems, reference
 from app.api.schemas import BatchBody, BatchListBody, BatchRequestBody, CallBody, EventBody, batch_request
 from app.api.wire import batch_item_json, batch_json, call_json, decode_cursor, json_response, list_response
 from app.domain.batch import BatchStatus
@@ -85,7 +85,22 @@ UpdatesParameter = Annotated[
     "is the event stream itself.",
     status_code=202,
     response_model=None,
-    openapi_extra=body_of(BatchRequestBody),
+    openapi_extra=body_of(
+        BatchRequestBody,
+        {
+            "calls": [
+                {"id": "r1", "name": "read", "arguments": {"path": "task.txt"}},
+                {"id": "b1", "name": "bash", "arguments": {"command": "wc -c task.txt"}},
+            ]
+        },
+        {
+            "calls": [{"name": "write", "arguments": {"path": "notes.md", "content": "# Notes\n"}}],
+            "executionMode": "sequential",
+            "onError": "stop",
+            "timeoutMs": 600000,
+            "metadata": {"agent": "a1"},
+        },
+    ),
     responses={
         200: {
             "model": BatchBody,
@@ -253,7 +268,12 @@ async def cancel_batch(request: Request, batch_id: BatchId, _caller: Writer) -> 
     openapi_extra={
         "requestBody": {
             "required": False,
-            "content": {"application/json": {"schema": {"description": "The arguments; nothing is {}."}}},
+            "content": {
+                "application/json": {
+                    "schema": {"description": "The arguments; nothing is {}."},
+                    **examples_of({"command": "ls -l"}, {"path": "task.txt", "limit": 20}),
+                }
+            },
         }
     },
     responses={

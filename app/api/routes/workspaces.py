@@ -44,7 +44,13 @@ _BODY: Final = ("malformed_json", "payload_too_large", "unsupported_media_type")
     description="Everything is optional; nothing at all makes an empty workspace.",
     status_code=201,
     response_model=None,
-    openapi_extra=body_of(WorkspaceRequestBody, required=False),
+    openapi_extra=body_of(
+        WorkspaceRequestBody,
+        {"name": "demo", "files": {"task.txt": "status: draft"}},
+        {"options": {"bash": {"timeout": 60000}, "tools": ["read", "grep", "bash"]}, "ttlSeconds": 86400},
+        {"root": "/srv/projects/site", "trusted": False},
+        required=False,
+    ),
     responses={
         201: {
             "model": WorkspaceBody,
@@ -162,7 +168,7 @@ async def get_feed(request: Request, workspace_id: WorkspaceId, caller: Reader) 
     description="A field that is absent stays as it is; `options` and `metadata` are replaced as a whole. Batches that "
     "run go on as they began.",
     response_model=None,
-    openapi_extra=body_of(WorkspacePatchBody),
+    openapi_extra=body_of(WorkspacePatchBody, {"name": "renamed", "ttlSeconds": None}),
     responses={
         200: {"model": WorkspaceBody},
         **problems(*_BODY, "not_found", "workspace_gone", "overloaded", "storage_unavailable", "no_space"),
