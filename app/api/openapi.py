@@ -1,29 +1,44 @@
 """The OpenAPI 3.1 document: FastAPI's, with our request bodies and problem documents where FastAPI guesses."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from app.api.dependencies import ANY_SCOPE_SCHEME, KEY_OR_TOKEN_SCHEME, KEY_SCHEME, URL_TOKEN_SCHEME
 from app.api.errors import KINDS
 from app.api.event_schemas import EventDataBody
 from app.api.schemas import (
     BatchRequestBody,
     EventBody,
     HintBody,
+    KeyRequestBody,
     ProblemBody,
     RequestModel,
+    UrlTokenRequestBody,
     WorkspacePatchBody,
     WorkspaceRequestBody,
 )
 
 _REFERENCE: Final = "#/components/schemas/{model}"
-_REQUESTS: Final[tuple[type[RequestModel], ...]] = (BatchRequestBody, WorkspaceRequestBody, WorkspacePatchBody)
+_REQUESTS: Final[tuple[type[RequestModel], ...]] = (
+    BatchRequestBody,
+    WorkspaceRequestBody,
+    WorkspacePatchBody,
+    KeyRequestBody,
+    UrlTokenRequestBody,
+)
 _REQUEST_ID: Final = {
     "description": "Yours when it matches `[A-Za-z0-9._-]{1,64}`, else made up; also in the log and the record.",
     "schema": {"type": "string"},
+}
+_URL_TOKEN: Final = {
+    "type": "apiKey",
+    "in": "query",
+    "name": "token",
+    "description": "A token for this URL, from `POST /v1/url-tokens`; without an `Authorization` header.",
 }
 # By the operation that makes something: path parameters that its answer gives, and where they stand in it.
 _MADE: Final = {
@@ -93,6 +108,10 @@ def build_openapi(app: FastAPI) -> dict[str, Any]:
             _complete(operation)
     _link(document)
     document["components"]["schemas"] = dict(sorted(schemas.items()))
+    schemes = document["components"]["securitySchemes"]
+    for scheme in (ANY_SCOPE_SCHEME, KEY_OR_TOKEN_SCHEME):
+        schemes.pop(scheme, None)
+    schemes[URL_TOKEN_SCHEME] = _URL_TOKEN
     return document
 
 
@@ -116,9 +135,23 @@ def _link(document: Mapping[str, Any]) -> None:
                 response["links"] = links
 
 
-def _complete(operation: Mapping[str, Any]) -> None:
+def _complete(operation: dict[str, Any]) -> None:
+    if "security" in operation:
+        operation["security"] = [way for given in operation["security"] for way in _ways_in(given)]
     for response in operation["responses"].values():
         response.setdefault("headers", {})["X-Request-ID"] = _REQUEST_ID
         if "application/problem+json" in response.get("content", {}):
             # FastAPI adds the route's own media type to every response it documents.
             response["content"] = {"application/problem+json": response["content"]["application/problem+json"]}
+
+
+def _ways_in(requirement: Mapping[str, list[str]]) -> Iterator[dict[str, list[str]]]:
+    """Yield what is enough for one of FastAPI's requirements, each with the scopes that all have to be there."""
+    for scheme, scopes in requirement.items():
+        if scheme == ANY_SCOPE_SCHEME:
+            yield from ({KEY_SCHEME: [scope]} for scope in scopes)
+        elif scheme == KEY_OR_TOKEN_SCHEME:
+            yield {KEY_SCHEME: scopes}
+            yield {URL_TOKEN_SCHEME: []}
+        else:
+            yield {scheme: scopes}

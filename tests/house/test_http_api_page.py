@@ -54,14 +54,16 @@ def run(section: Section, server: ServerThread, directory: Path) -> Path:
         made = client.post("/v1/workspaces", json={"files": files}).json()
         calls = [{"name": "bash", "arguments": {"command": "cat task.txt"}}]
         batch = client.post(f"/v1/workspaces/{made['id']}/batches?wait=30", json={"calls": calls}).json()
-    key = server.call(server.services.keys.create("of the page"))
+        key = client.post("/v1/keys", json={"name": "of the page", "scopes": ["read"]}).json()
+        token = client.post("/v1/url-tokens", json={"url": f"/v1/batches/{batch['id']}/events"}).json()["token"]
     environment = {
         "H": f"Authorization: Bearer {KEY}",
         "U": server.url,
         "WS": made["id"],
         "BATCH": batch["id"],
         "CALL": batch["calls"][0]["id"],
-        "KEY": key,
+        "KEY": key["id"],
+        "TOKEN": token,
         "PATH": "/usr/bin:/bin",
     }
     done = subprocess.run(
@@ -85,7 +87,8 @@ def test_every_command_line_works_and_every_operation_has_one(tmp_path: Path):
         for number, section in enumerate(sections()):
             before = counted(client)
             roots[section.title] = run(section, server, tmp_path / str(number))
-            set_up = {("POST", "/v1/workspaces"): 1, ("POST", "/v1/workspaces/{workspace_id}/batches"): 1}
+            made = ("/v1/workspaces", "/v1/workspaces/{workspace_id}/batches", "/v1/keys", "/v1/url-tokens")
+            set_up = {("POST", path): 1 for path in made}
             answered |= {
                 route
                 for route, count in counted(client).items()
