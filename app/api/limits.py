@@ -1,5 +1,7 @@
 """What `/v1/limits` tells: the bounds as they are enforced, read from where they are, and how much of them is used."""
 
+from dataclasses import asdict
+
 from pydantic import Field
 
 from app.api.dependencies import BODY_MAX_BYTES, PAGE_MAX, WAIT_MAX_SECONDS, Services
@@ -31,6 +33,7 @@ class RequestLimitsBody(ResponseModel):
 
 
 class WorkspaceLimitsBody(ResponseModel):
+    bytes: int | None = Field(description="What one that the service made may hold on the disk; null: no limit.")
     metadata_bytes: int
     files: int = Field(description="In the request that makes a workspace.")
     ttl_seconds: int
@@ -51,7 +54,11 @@ class BatchLimitsBody(ResponseModel):
 
 
 class CommandLimitsBody(ResponseModel):
-    """`default…` hold where a workspace's options say nothing, `…Max` is the most they may say."""
+    """`default…` hold where a workspace's options say nothing, `…Max` is the most they may say.
+
+    The limits of one command, from `processes` on, may be tightened by a workspace; null: none. `network`: whether a
+    workspace may ask for the machine's. `minFreeBytes` is what the disk must have free for a command to be started.
+    """
 
     running: int
     running_per_workspace: int
@@ -63,6 +70,14 @@ class CommandLimitsBody(ResponseModel):
     variables: int
     variable_bytes: int
     environment_bytes: int
+    processes: int | None
+    open_files: int | None
+    file_bytes: int | None
+    cpu_seconds: int | None
+    memory_bytes: int | None
+    tmp_bytes: int | None
+    network: bool
+    min_free_bytes: int
 
 
 class SearchLimitsBody(ResponseModel):
@@ -134,7 +149,10 @@ class CallerUseBody(ResponseModel):
 
 
 class WorkspaceUseBody(ResponseModel):
+    """`bytes` on the disk, as last looked up; null when nothing asked for that yet."""
+
     id: str
+    bytes: int | None
     batches: int
     commands: SlotUseBody
 
@@ -186,7 +204,12 @@ def limits_body(services: Services, use: UseBody) -> LimitsBody:
             burst=None if rate is None else rate.rate.burst,
             auth_failures_per_minute=None if failures is None else failures.rate.burst,
         ),
-        workspaces=WorkspaceLimitsBody(metadata_bytes=METADATA_MAX_BYTES, files=FILES_MAX, ttl_seconds=TTL_MAX_SECONDS),
+        workspaces=WorkspaceLimitsBody(
+            bytes=pressure.disk.most,
+            metadata_bytes=METADATA_MAX_BYTES,
+            files=FILES_MAX,
+            ttl_seconds=TTL_MAX_SECONDS,
+        ),
         batches=BatchLimitsBody(
             calls=CALLS_MAX,
             parallel_calls=PARALLEL_CALLS,
@@ -209,6 +232,9 @@ def limits_body(services: Services, use: UseBody) -> LimitsBody:
             variables=MAX_VARIABLES,
             variable_bytes=MAX_VALUE_BYTES,
             environment_bytes=MAX_TOTAL_BYTES,
+            **asdict(pressure.policy.limits),
+            network=pressure.policy.allow_network,
+            min_free_bytes=pressure.policy.min_free_bytes,
         ),
         searches=SearchLimitsBody(
             running=pressure.searches.limit, running_per_workspace=pressure.searches.per_workspace
@@ -252,7 +278,7 @@ def caller_use(use: CallerUse) -> CallerUseBody:
 
 
 def workspace_use(workspace_id: str, use: WorkspaceUse) -> WorkspaceUseBody:
-    return WorkspaceUseBody(id=workspace_id, batches=use.batches, commands=_slots(use.commands))
+    return WorkspaceUseBody(id=workspace_id, bytes=use.bytes, batches=use.batches, commands=_slots(use.commands))
 
 
 def service_use(use: ServiceUse) -> ServiceUseBody:
