@@ -15,11 +15,14 @@ import structlog
 from pydantic.alias_generators import to_camel
 
 from app.domain.abort import AbortSignal
+from app.domain.audit import SERVICE, AuditAction, audit
+from app.domain.caller import Caller
 from app.domain.clock import now_ms
 from app.domain.idempotency import IdempotencyKey
 from app.domain.ids import new_id
 from app.domain.workspace import Workspace, WorkspaceOptions, WorkspaceStatus
-from app.errors import AppError, Conflict, NotFound, Overloaded, WorkspaceGone, WorkspaceMoved
+from app.errors import AppError, Conflict, NoSpace, NotFound, Overloaded, WorkspaceGone, WorkspaceMoved
+from app.sandbox.disk import DiskUsage
 from app.sandbox.file_pool import FilePool
 from app.sandbox.limits import NO_POLICY, CommandPolicy
 from app.services.batches import BatchService
@@ -87,6 +90,7 @@ class _KnownRoot:
 
     path: str
     identity: tuple[int, int]
+    owner: str
 
 
 class WorkspaceService:
@@ -96,6 +100,7 @@ class WorkspaceService:
         roots: where their directories stand.
         allow_unrestricted: whether `containment: "unrestricted"` is granted.
         policy: what is granted to commands.
+        usage: how much workspaces hold.
     """
 
     def __init__(
@@ -109,6 +114,7 @@ class WorkspaceService:
         roots: WorkspaceRoots,
         allow_unrestricted: bool = False,
         policy: CommandPolicy = NO_POLICY,
+        usage: DiskUsage | None = None,
     ) -> None:
         self._storage = storage
         self._reads = reads
@@ -118,6 +124,7 @@ class WorkspaceService:
         self._roots = roots
         self._allow_unrestricted = allow_unrestricted
         self._policy = policy
+        self._usage = usage or DiskUsage()
         self._known: dict[str, _KnownRoot] = {}
         self._expiries: dict[str, int] = {}
         self._interrupted: dict[str, Workspace] = {}
@@ -127,7 +134,12 @@ class WorkspaceService:
     # -- use cases ----------------------------------------------------------------------------------------------------
 
     async def create(
-        self, request: WorkspaceRequest, *, owner: str, idempotency: IdempotencyKey | None = None
+        self,
+        request: WorkspaceRequest,
+        *,
+        owner: str,
+        idempotency: IdempotencyKey | None = None,
+        by: Caller = SERVICE,
     ) -> Created:
         """Make a workspace with its files, or adopt a directory. After an error nothing of it is left.
 
@@ -141,28 +153,32 @@ class WorkspaceService:
             NoSpace, Overloaded, StorageUnavailable: nothing was made.
         """
         if idempotency is None:
-            return await self._create(request, owner, None)
+            return await self._create(request, owner, None, by)
         async with self._alone(owner, idempotency):
             made = await made_before(self._storage, self._reads, idempotency, owner=owner)
             if made is not None:
                 return await self._attach(made)
-            return await self._create(request, owner, idempotency)
+            return await self._create(request, owner, idempotency, by)
 
-    async def _create(self, request: WorkspaceRequest, owner: str, idempotency: IdempotencyKey | None) -> Created:
-        self._check_options(request.options)
+    async def _create(
+        self, request: WorkspaceRequest, owner: str, idempotency: IdempotencyKey | None, by: Caller
+    ) -> Created:
+        managed = request.root is None
+        self._check_options(request.options, managed=managed)
+        self._require_room(request, managed=managed)
         workspace_id = new_id("ws")
         if request.root is None:
             root = self._roots.managed(workspace_id)
         else:
             root = await self._run(self._roots.adopted, request.root)
-        managed = request.root is None
         try:
             laid = await self._run(partial(lay_in, root, request.files, make=managed))
         except OSError as error:
             raise from_os_error(error) from error
         workspace = _new_workspace(workspace_id, request, owner, root, laid.identity)
         try:
-            outcome = await self._records.write(CreateWorkspace(workspace, idempotency), droppable=True)
+            noted = audit(by, AuditAction.WORKSPACE_CREATED, workspace_id, **_noted_workspace(workspace))
+            outcome = await self._records.write(CreateWorkspace(workspace, idempotency, noted), droppable=True)
             if isinstance(outcome, Refused):
                 if idempotency is not None and outcome.reason == "key_reused":
                     raise key_reused(idempotency)
@@ -226,20 +242,35 @@ class WorkspaceService:
             raise _gone(workspace_id)
         return workspace
 
+    async def owner(self, workspace_id: str, *, seen_by: str | None) -> str:
+        """Return whom a workspace belongs to, gone or not; `seen_by` None sees every workspace.
+
+        Raises:
+            NotFound: there is none, or it belongs to somebody else.
+        """
+        known = self._known.get(workspace_id)
+        if known is None:
+            return (await self.get(workspace_id, owner=seen_by)).owner
+        if seen_by is not None and known.owner != seen_by:
+            raise NotFound(f"there is no workspace {workspace_id}")
+        return known.owner
+
     async def list(self, *, owner: str | None, before: str | None, limit: int) -> Page[Workspace]:
         """Return workspaces, newest first, deleted ones too."""
         return await self._reads.run(self._storage.workspaces, before=before, limit=limit, owner=owner)
 
-    async def update(self, workspace_id: str, change: WorkspaceChange, *, owner: str | None) -> Workspace:
+    async def update(
+        self, workspace_id: str, change: WorkspaceChange, *, owner: str | None, by: Caller = SERVICE
+    ) -> Workspace:
         """Set the fields of `change` and return the workspace as it is then.
 
         Raises:
             NotFound, WorkspaceGone, InvalidRequest, Overloaded, StorageUnavailable.
         """
-        await self.usable(workspace_id, owner=owner)
+        workspace = await self.usable(workspace_id, owner=owner)
         fields = change.fields
         if "options" in fields:
-            self._check_options(change.options)
+            self._check_options(change.options, managed=workspace.managed)
         expires = "ttl_seconds" in fields
         if fields:
             outcome = await self._records.write(
@@ -252,6 +283,7 @@ class WorkspaceService:
                     metadata=change.metadata if "metadata" in fields else None,
                     expires_at=_expiry(change.ttl_seconds) if expires else None,
                     clear_expiry=expires and change.ttl_seconds is None,
+                    audit=audit(by, AuditAction.WORKSPACE_UPDATED, workspace_id, **_noted_change(change)),
                 ),
                 droppable=True,
             )
@@ -261,7 +293,7 @@ class WorkspaceService:
         self._remember(workspace)
         return workspace
 
-    async def delete(self, workspace_id: str, *, owner: str | None) -> None:
+    async def delete(self, workspace_id: str, *, owner: str | None, by: Caller = SERVICE) -> None:
         """Cancel what runs in a workspace, move a managed root to the trash and keep the records.
 
         One that is gone already is left as it is.
@@ -271,7 +303,7 @@ class WorkspaceService:
         """
         workspace = await self.get(workspace_id, owner=owner)
         if workspace.status in {WorkspaceStatus.ACTIVE, WorkspaceStatus.DELETING}:
-            await self._end(workspace, WorkspaceStatus.DELETED)
+            await self._end(workspace, WorkspaceStatus.DELETED, by)
 
     async def check_root(self, workspace_id: str) -> None:
         """Look whether the workspace's own directory stands at its root; a missing one is for the calls to tell.
@@ -292,7 +324,8 @@ class WorkspaceService:
             return
         if found is not None and found != known.identity:
             raise WorkspaceMoved(
-                f"another directory stands at {known.path}; put the old one back, or make a new workspace"
+                f"another directory stands at {known.path}; put the old one back, make a new workspace, or, after a "
+                "restore, run `toolcrib db relocate`"
             )
 
     # -- keeping house ------------------------------------------------------------------------------------------------
@@ -310,8 +343,16 @@ class WorkspaceService:
         for workspace in await self._reads.run(self._storage.workspaces_with_status, WorkspaceStatus.ACTIVE):
             self._remember(workspace)
         for name in await self._run(self._roots.possible_orphans):
-            if await self._reads.run(self._storage.workspace, name) is None:
+            if await self._is_orphan(name):
                 await self._run(self._roots.set_aside, self._roots.managed(name))
+
+    async def _is_orphan(self, workspace_id: str) -> bool:
+        if await self._reads.run(self._storage.workspace, workspace_id) is not None:
+            return False
+        # Records that begin later than the directory was made, such as those of an empty database that somebody
+        # named by mistake, have never known it.
+        older = await self._reads.run(self._storage.workspaces, before=workspace_id, limit=1)
+        return bool(older.items)
 
     async def keep_house(self) -> None:
         """End workspaces whose time has come, empty the trash and sweep up after a crash, until cancelled."""
@@ -358,11 +399,13 @@ class WorkspaceService:
             else:
                 self._remember(known)
 
-    async def _end(self, workspace: Workspace, final: WorkspaceStatus) -> None:
+    async def _end(self, workspace: Workspace, final: WorkspaceStatus, by: Caller = SERVICE) -> None:
         self._known.pop(workspace.id, None)
         expires = final is WorkspaceStatus.EXPIRED
+        action = AuditAction.WORKSPACE_EXPIRED if expires else AuditAction.WORKSPACE_DELETED
+        noted = audit(by, action, workspace.id, **_noted_workspace(workspace))
         begun = await self._records.write(
-            SetWorkspaceStatus(workspace.id, WorkspaceStatus.DELETING, only_expired=expires)
+            SetWorkspaceStatus(workspace.id, WorkspaceStatus.DELETING, only_expired=expires, audit=noted)
         )
         if isinstance(begun, Refused):
             return
@@ -377,7 +420,7 @@ class WorkspaceService:
     # -- the rest -----------------------------------------------------------------------------------------------------
 
     def _remember(self, workspace: Workspace) -> _KnownRoot:
-        known = _KnownRoot(workspace.root, (workspace.root_device, workspace.root_inode))
+        known = _KnownRoot(workspace.root, (workspace.root_device, workspace.root_inode), workspace.owner)
         if workspace.status is not WorkspaceStatus.ACTIVE or workspace.expires_at is None:
             self._expiries.pop(workspace.id, None)
         else:
@@ -389,7 +432,21 @@ class WorkspaceService:
             self._known[workspace.id] = known
         return known
 
-    def _check_options(self, options: WorkspaceOptions) -> None:
+    def _require_room(self, request: WorkspaceRequest, *, managed: bool) -> None:
+        most = self._usage.bound(managed=managed, asked=request.options.quota_bytes)
+        size = sum(map(len, request.files.values()))
+        if most is not None and size > most:
+            raise NoSpace(f"the files have {size} bytes and the workspace may hold {most}; nothing was made")
+
+    def _check_options(self, options: WorkspaceOptions, *, managed: bool) -> None:
+        most = self._usage.most if managed else None
+        if options.quota_bytes is not None and most is not None and options.quota_bytes > most:
+            raise invalid(
+                "#/options/quotaBytes",
+                "not_granted",
+                f"this server lets a workspace hold at most {most} bytes (TOOLCRIB_WORKSPACE_BYTES); a workspace can "
+                "only lower that",
+            )
         if options.containment == "unrestricted" and not self._allow_unrestricted:
             raise invalid("#/options/containment", "not_granted", "this server does not allow unrestricted workspaces")
         for tool, shell in (("bash", options.bash), ("powershell", options.powershell)):
@@ -436,6 +493,19 @@ def _new_workspace(
         last_used_at=at,
         expires_at=_expiry(request.ttl_seconds),
     )
+
+
+def _noted_workspace(workspace: Workspace) -> dict[str, Any]:
+    """Return what the audit log says of a workspace that comes or goes."""
+    return {"trusted": workspace.trusted, "managed": workspace.managed, "root": workspace.root}
+
+
+def _noted_change(change: WorkspaceChange) -> dict[str, Any]:
+    """Return what the audit log says of a change: which fields, and of what decides what may run the new value."""
+    noted: dict[str, Any] = {"fields": sorted(map(to_camel, change.fields))}
+    if "trusted" in change.fields:
+        noted["trusted"] = change.trusted
+    return noted
 
 
 def _expiry(ttl_seconds: int | None) -> int | None:
