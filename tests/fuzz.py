@@ -33,6 +33,7 @@ def main() -> int:
     failures = operations = steps = 0
     number = asked.seed
     with tempfile.TemporaryDirectory(prefix="toolcrib-fuzz-") as directory:
+        Path(directory).chmod(0o711)  # as root, the service acts as a user who has to pass through here
         alone, walked = Path(directory) / "alone", Path(directory) / "walked"
         with ServerThread(alone, allow_unrestricted=True, allow_network=True) as server, ServerThread(walked) as other:
             with server.client() as client:
