@@ -8,6 +8,7 @@ SHELL := /bin/sh
 
 VENV := .venv
 BIN := $(VENV)/bin
+FUZZ_SECONDS ?= 600
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 
 # A pyenv shim may be on PATH and still refuse to run, so each candidate has to answer.
@@ -92,13 +93,14 @@ install_all() {
 }
 endef
 
-.PHONY: help run test check format docs bench lock setup clean
+.PHONY: help run test check format docs fuzz bench lock setup clean
 
 help:
 	@echo "make run      set up what is needed and serve on 127.0.0.1:8080 (settings: docs/configuration.md)"
 	echo "make test     every test, the ones on a real Postgres included; make test ARGS='tests/tools -k read'"
 	echo "make check    lint, formatting, types, layers"
 	echo "make format   let ruff format and fix what it can"
+	echo "make fuzz     ask the service what its OpenAPI document says, for FUZZ_SECONDS (600) with FUZZ_SEED (any)"
 	echo "make bench    measure, each figure beside its floor"
 	echo "make lock     resolve the locks again; make lock UPGRADE=1 takes the newest allowed versions"
 	echo "make setup    only set up the development environment"
@@ -122,6 +124,9 @@ format: $(DEV_STAMP)
 
 docs: $(DEV_STAMP)
 	@$(BIN)/python -m docs.generate_tools
+
+fuzz: $(DEV_STAMP)
+	@exec $(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) $(if $(FUZZ_SEED),--seed $(FUZZ_SEED))
 
 bench: $(DEV_STAMP)
 	@exec $(BIN)/python -m bench $(ARGS)

@@ -30,6 +30,16 @@ DRAIN_SECONDS: Final = 6.5
 CLOSE_SECONDS: Final = 1
 EXIT_SECONDS: Final = 8.9
 KEEP_ALIVE_SECONDS: Final = 75
+LOST_SECONDS: Final = 60
+"""How long a client may acknowledge nothing before its connection counts as lost: it went without saying so."""
+
+# What is accepted inherits them. Of a quiet connection the probes get no answer, of a busy one what was sent.
+_NOTICE_LOST_CLIENTS: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, LOST_SECONDS // 2),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, LOST_SECONDS // 6),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_SECONDS * 1000),
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -254,6 +264,8 @@ def _bind(host: str, port: int, prefix: str = "") -> socket.socket:
         # With its protocol named, so that the event loop knows TCP when it sees it and turns Nagle's algorithm off.
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for level, option, value in _NOTICE_LOST_CLIENTS:
+            listener.setsockopt(level, option, value)
         listener.bind(address)
     except OSError as error:
         if listener is not None:

@@ -5,6 +5,7 @@ waits is stored, then everything is closed. The server drains before (`app.__mai
 """
 
 import asyncio
+import math
 import os
 import platform
 import signal
@@ -23,12 +24,13 @@ from app.api.dependencies import About, Services
 from app.api.errors import add_error_handlers
 from app.api.middleware import FaultBarrier, RequestContext
 from app.api.openapi import build_openapi
-from app.api.routes import batches, calls, files, operations, tools, workspaces
+from app.api.routes import batches, calls, files, limits, operations, tools, workspaces
 from app.domain.abort import AbortReason
 from app.domain.retention import RetentionPolicy
 from app.errors import ConfigurationError
 from app.events.feed import WorkspaceFeed
 from app.events.log import EventLog
+from app.execution.backends.admission import Admission
 from app.execution.backends.local import LocalBackend
 from app.execution.finalizer import Finalizer
 from app.execution.recovery import recover
@@ -48,8 +50,11 @@ from app.services.batches import BatchService
 from app.services.file_access import FileAccess
 from app.services.files import FileService
 from app.services.keys import KeyService, make_key
+from app.services.pressure import Pressure
 from app.services.readiness import Readiness
+from app.services.request_rates import BURST_SECONDS, Rate, RequestRates
 from app.services.retention import Retention
+from app.services.streams import StreamSlots
 from app.services.tool_catalog import ToolCatalog
 from app.services.workspace_roots import WorkspaceRoots
 from app.services.workspaces import WorkspaceService
@@ -104,6 +109,8 @@ _CORS_RESPONSE_HEADERS: Final = (
     "Idempotent-Replayed",
     "Location",
     "Preference-Applied",
+    "RateLimit",
+    "RateLimit-Policy",
     "Retry-After",
     "X-Request-ID",
 )
@@ -165,7 +172,7 @@ def create_app(
             "exclude": lambda scope: scope.get("path") in QUIET_PATHS,
         },
     )
-    for module in (batches, calls, workspaces, files, tools, operations):
+    for module in (batches, calls, workspaces, files, tools, limits, operations):
         app.include_router(module.router)
     add_error_handlers(app)
     # The last one added is the outermost.
@@ -275,7 +282,13 @@ async def running(
             tools=partial(WorkspaceTools, shared),
             observe=observe or metrics.batch_taken_up,
         )
-        backend = LocalBackend(runner)
+        admission = Admission(settings.max_batches, settings.max_batches_per_workspace, settings.max_batch_bytes)
+        backend = LocalBackend(
+            runner,
+            running=settings.running_batches,
+            per_workspace=settings.running_batches_per_workspace,
+            admission=admission,
+        )
         backends.append(backend)
         batch_service = BatchService(storage=storage, reads=reads, records=records, log=log, backend=backend)
         workspace_service = WorkspaceService(
@@ -307,6 +320,7 @@ async def running(
             powershell=find_powershell(shared.powershell) is not None,
         )
         access = FileAccess(workspace_service, file_pool, mutations)
+        rates, streams = _rates(settings), StreamSlots(settings.streams_per_key, settings.streams_per_batch)
         services = Services(
             keys=KeyService(
                 storage=storage,
@@ -320,6 +334,9 @@ async def running(
             batches=batch_service,
             feed=feed,
             tools=ToolCatalog(),
+            rates=rates,
+            streams=streams,
+            pressure=Pressure(rates, streams, admission, backend, slots, ripgrep.slots, records),
             readiness=readiness,
             metrics=metrics,
             about=about,
@@ -423,6 +440,16 @@ def _open_storage(settings: Settings) -> SqlStorage:
 
 def _sentence(what: str, error: Exception) -> str:
     return f"{what}: {' '.join(str(error).split()).removesuffix('.')}."
+
+
+def _rates(settings: Settings) -> RequestRates:
+    requests = failures = None
+    if settings.rate_limit > 0:
+        burst = settings.rate_burst or math.ceil(settings.rate_limit * BURST_SECONDS)
+        requests = Rate(settings.rate_limit, burst)
+    if settings.auth_failures_per_minute > 0:
+        failures = Rate(settings.auth_failures_per_minute / 60, settings.auth_failures_per_minute)
+    return RequestRates(requests, failures)
 
 
 def _command_policy(settings: Settings) -> CommandPolicy:

@@ -14,8 +14,11 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.errors import ConfigurationError
+from app.execution.backends.admission import MAX_BATCH_BYTES, MAX_BATCHES, MAX_BATCHES_PER_WORKSPACE
+from app.execution.backends.local import RUNNING_BATCHES, RUNNING_BATCHES_PER_WORKSPACE
 from app.sandbox.limits import LEAST_OPEN_FILES, TMP_BYTES
 from app.sandbox.process_slots import COMMANDS, COMMANDS_PER_WORKSPACE
+from app.services.streams import STREAMS_PER_BATCH, STREAMS_PER_KEY
 from app.telemetry.logs import LogFormat, LogLevel
 
 PREFIX: Final = "TOOLCRIB_"
@@ -52,6 +55,16 @@ class Settings(BaseSettings):
     workspace_roots: Annotated[tuple[Path, ...], NoDecode] = ()
     allow_unrestricted: bool = False
     max_upload_bytes: int = Field(default=10_000_000_000, ge=1)
+    rate_limit: float = Field(default=0, ge=0, le=1_000_000, allow_inf_nan=False)
+    rate_burst: int | None = Field(default=None, ge=1, le=10_000_000)
+    auth_failures_per_minute: int = Field(default=600, ge=0, le=10_000_000)
+    max_batches: int = Field(default=MAX_BATCHES, ge=1, le=1_000_000)
+    max_batches_per_workspace: int = Field(default=MAX_BATCHES_PER_WORKSPACE, ge=1, le=1_000_000)
+    max_batch_bytes: int = Field(default=MAX_BATCH_BYTES, ge=1)
+    running_batches: int = Field(default=RUNNING_BATCHES, ge=1, le=10_000)
+    running_batches_per_workspace: int = Field(default=RUNNING_BATCHES_PER_WORKSPACE, ge=1, le=10_000)
+    streams_per_key: int = Field(default=STREAMS_PER_KEY, ge=1, le=1_000_000)
+    streams_per_batch: int = Field(default=STREAMS_PER_BATCH, ge=1, le=1_000_000)
     commands: int = Field(default=COMMANDS, ge=1, le=10_000)
     commands_per_workspace: int = Field(default=COMMANDS_PER_WORKSPACE, ge=1, le=10_000)
     sandbox: Literal["auto", "namespace", "landlock", "process"] = "auto"

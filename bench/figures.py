@@ -29,6 +29,7 @@ from bench.records import DatabaseKind, records
 from bench.report import Figure
 from bench.servers import API_KEY, Server, floor, popen_milliseconds, toolcrib
 from bench.slow_reader import slow_reader
+from bench.subscribers import subscribers
 
 AUTHORIZATION = {"authorization": f"Bearer {API_KEY}"}
 MEBIBYTE = 1024 * 1024
@@ -46,6 +47,8 @@ class Scale:
     text_offset: int
     records: int
     databases: tuple[DatabaseKind, ...]
+    subscribers: int
+    stream_seconds: float
 
 
 FULL = Scale(
@@ -57,6 +60,8 @@ FULL = Scale(
     text_offset=2_900_000,
     records=1_000_000,
     databases=("sqlite", "postgres"),
+    subscribers=500,
+    stream_seconds=30,
 )
 QUICK = Scale(
     rounds=1,
@@ -67,6 +72,8 @@ QUICK = Scale(
     text_offset=58_000,
     records=2_000,
     databases=("sqlite",),
+    subscribers=20,
+    stream_seconds=1,
 )
 
 
@@ -252,6 +259,7 @@ FIGURES: dict[str, Callable[[Scale, Path], Iterator[Figure]]] = {
     "large-file": lambda scale, data_dir: large_file(scale.output_bytes, scale.repeats, data_dir),
     "slow-reader": lambda scale, data_dir: slow_reader(scale.output_bytes, data_dir),
     "records": lambda scale, data_dir: records(scale.records, scale.repeats, scale.databases, data_dir),
+    "subscribers": lambda scale, data_dir: subscribers(scale.subscribers, scale.stream_seconds, data_dir),
     "files": lambda scale, data_dir: files(2 * scale.output_bytes, data_dir),
 }
 

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from dataclasses import dataclass
+from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import Annotated, Any, Final, get_origin
 
 from fastapi import Header, Path, Query, Request, Security
@@ -10,6 +11,7 @@ from fastapi.security import HTTPBearer, SecurityScopes
 from pydantic import AfterValidator
 
 from app.api.errors import UnsupportedMediaType
+from app.api.middleware import RATE_FIELDS
 from app.domain.idempotency import IdempotencyKey
 from app.domain.ids import Prefix, is_id
 from app.domain.json_codec import JsonSyntaxError, JsonValueError, parse
@@ -28,13 +30,17 @@ from app.services.archives import ArchiveService
 from app.services.batches import BatchService
 from app.services.files import FileService
 from app.services.keys import Caller, KeyService
+from app.services.pressure import Pressure
 from app.services.readiness import Readiness
+from app.services.request_rates import RequestRates
+from app.services.streams import StreamSlots
 from app.services.tool_catalog import ToolCatalog
 from app.services.workspaces import WorkspaceService
 from app.telemetry.metrics import Metrics
 
 BODY_MAX_BYTES: Final = 16 * 1024 * 1024
 WAIT_MAX_SECONDS: Final = 60.0
+PAGE_MAX: Final = 200
 # Parsing this much takes longer than handing it to a thread.
 _PARSE_INLINE_BYTES: Final = 64 * 1024
 _PREFER_WAIT: Final = re.compile(r"(?:^|[,;])\s*wait\s*=\s*\"?(\d{1,9})\"?\s*(?=$|[,;])", re.IGNORECASE)
@@ -63,6 +69,9 @@ class Services:
     batches: BatchService
     feed: WorkspaceFeed
     tools: ToolCatalog
+    rates: RequestRates
+    streams: StreamSlots
+    pressure: Pressure
     readiness: Readiness
     metrics: Metrics
     about: About
@@ -83,6 +92,21 @@ class ApiKey(HTTPBearer):
         super().__init__(scheme_name="apiKey", description="`Authorization: Bearer <API key>`", auto_error=False)
 
     async def __call__(self, request: Request, security_scopes: SecurityScopes) -> Caller:  # type: ignore[override]
+        rates = services_of(request).rates
+        try:
+            caller = await self._caller(request)
+        except Unauthorized:
+            rates.count_failure(_address(request))
+            raise
+        request.scope["state"][RATE_FIELDS] = rates.count(caller.id)
+        for scope in security_scopes.scopes:
+            if scope not in caller.scopes:
+                raise Forbidden(f"the API key lacks the scope {scope}", scope=scope)
+        if request.scope["query_string"]:
+            _refuse_odd_parameters(request)
+        return caller
+
+    async def _caller(self, request: Request) -> Caller:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token:
@@ -92,12 +116,20 @@ class ApiKey(HTTPBearer):
         caller = await services_of(request).keys.caller(token)
         if caller is None:
             raise Unauthorized("there is no such API key", headers={"WWW-Authenticate": 'Bearer error="invalid_token"'})
-        for scope in security_scopes.scopes:
-            if scope not in caller.scopes:
-                raise Forbidden(f"the API key lacks the scope {scope}", scope=scope)
-        if request.scope["query_string"]:
-            _refuse_odd_parameters(request)
         return caller
+
+
+def _address(request: Request) -> str:
+    """Return whom failures are counted for: the peer's address; of IPv6 the /64, which is one subscriber's."""
+    host = "" if request.client is None else request.client.host
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, IPv6Address):
+        mapped = address.ipv4_mapped
+        return str(IPv6Network((int(address), 64), strict=False)) if mapped is None else str(mapped)
+    return str(address)
 
 
 _api_key: Final = ApiKey()
@@ -155,7 +187,7 @@ def _id_of(prefix: Prefix, noun: str) -> AfterValidator:
 WorkspaceId = Annotated[str, Path(description="The workspace's id, `ws_…`."), _id_of("ws", "workspace")]
 BatchId = Annotated[str, Path(description="The batch's id, `batch_…`."), _id_of("batch", "batch")]
 CallId = Annotated[str, Path(description="The call's id, `call_…`; not your own `toolCallId`."), _id_of("call", "call")]
-Limit = Annotated[int, Query(ge=1, le=200, description="Items of a page at most.")]
+Limit = Annotated[int, Query(ge=1, le=PAGE_MAX, description="Items of a page at most.")]
 Cursor = Annotated[str | None, Query(description="`nextCursor` of the page before.")]
 Wait = Annotated[
     float | None,

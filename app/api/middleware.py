@@ -25,6 +25,8 @@ _DEFAULTS: Final = (
 )
 _QUIET_PATHS: Final = frozenset({"/healthz", "/readyz"})
 
+RATE_FIELDS: Final = "rate_fields"
+
 _log = structlog.get_logger(__name__)
 
 
@@ -65,6 +67,7 @@ class RequestContext:
                 present = {name for name, _ in headers}
                 headers.append((b"x-request-id", request_id.encode("ascii")))
                 headers += _HEADERS
+                headers += rate_fields(scope)
                 headers += (default for default in _DEFAULTS if default[0] not in present)
                 message = {**message, "headers": headers}
             await send(message)
@@ -116,6 +119,12 @@ class FaultBarrier:
                 raise
             detail = "the service failed; its log has more under this requestId"
             await problem(scope, "internal", detail)(scope, receive, send)
+
+
+def rate_fields(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """Return the fields that tell of the key's rate: those that were noted when the request was counted."""
+    noted: dict[str, str] = scope["state"].get(RATE_FIELDS, {})
+    return [(name.lower().encode("ascii"), value.encode("ascii")) for name, value in noted.items()]
 
 
 def _route_of(scope: Scope) -> str:

@@ -24,6 +24,13 @@ _REQUEST_ID: Final = {
     "description": "Yours when it matches `[A-Za-z0-9._-]{1,64}`, else made up; also in the log and the record.",
     "schema": {"type": "string"},
 }
+# By the operation that makes something: path parameters that its answer gives, and where they stand in it.
+_MADE: Final = {
+    "createWorkspace": {"workspace_id": "$response.body#/id"},
+    "createBatch": {"batch_id": "$response.body#/id", "call_id": "$response.body#/calls/0/id"},
+    "callTool": {"batch_id": "$response.body#/batchId", "call_id": "$response.body#/id"},
+}
+_RETRY_AFTER: Final = {"description": "Seconds to wait before the next try.", "schema": {"type": "integer"}}
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -37,6 +44,7 @@ def problems(*codes: str) -> Responses:
         status: {
             "description": "; ".join(f"`{code}`: {KINDS[code].title}" for code in names),
             "content": {"application/problem+json": {"schema": reference(ProblemBody.__name__)}},
+            **({"headers": {"Retry-After": _RETRY_AFTER}} if all(KINDS[code].retry_after for code in names) else {}),
         }
         for status, names in found.items()
     }
@@ -44,7 +52,7 @@ def problems(*codes: str) -> Responses:
 
 def at_every_route() -> Responses:
     """Return the documentation of what every route of `/v1` may answer."""
-    return problems("unauthorized", "forbidden", "invalid_request", "storage_unavailable")
+    return problems("unauthorized", "forbidden", "invalid_request", "rate_limited", "storage_unavailable")
 
 
 def reference(model: str) -> dict[str, str]:
@@ -78,8 +86,29 @@ def build_openapi(app: FastAPI) -> dict[str, Any]:
     for path in document["paths"].values():
         for operation in path.values():
             _complete(operation)
+    _link(document)
     document["components"]["schemas"] = dict(sorted(schemas.items()))
     return document
+
+
+def _link(document: Mapping[str, Any]) -> None:
+    """Say which operations take what an answer has made: a client that reads the document can go on from there."""
+    operations = {
+        operation["operationId"]: operation for path in document["paths"].values() for operation in path.values()
+    }
+    takes = {
+        name: [parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "path"]
+        for name, operation in operations.items()
+    }
+    for producer, made in _MADE.items():
+        links = {
+            name: {"operationId": name, "parameters": {parameters[0]: made[parameters[0]]}}
+            for name, parameters in takes.items()
+            if parameters and parameters[0] in made
+        }
+        for status, response in operations[producer]["responses"].items():
+            if status < "300":
+                response["links"] = links
 
 
 def _complete(operation: Mapping[str, Any]) -> None:

@@ -49,12 +49,12 @@ class Ripgrep:
         self._sandbox = sandbox
         self._given = program
         self._memory_bytes = memory_bytes
-        self._slots = ProcessSlots(processes, per_workspace)
+        self.slots: Final = ProcessSlots(processes, per_workspace)
 
     @property
     def waiting(self) -> int:
         """How many wait for their turn."""
-        return self._slots.use.waiting
+        return self.slots.use.waiting
 
     @property
     def program(self) -> str | None:
@@ -90,7 +90,7 @@ class Ripgrep:
             )
         argv = ["/bin/sh", "-c", _LIMITED, "rg", str(self._memory_bytes // 1024), program, *arguments]
         spec = ProcessSpec(argv, directory, {"PATH": DEFAULT_PATH, "LC_ALL": "C.UTF-8"}, readable)
-        async with self._slots.taken(workspace, signal):
+        async with self.slots.taken(workspace, signal):
             return await run_command(self._sandbox, spec, signal=signal, timeout_ms=timeout_ms, on_output=on_output)
 
     async def version(self) -> str | None:

@@ -113,6 +113,7 @@ class BatchService:
             IdempotencyKeyReused: the key came with another request before.
             NotFound, WorkspaceGone: there is no such workspace, or it was deleted or expired.
             Overloaded: the service is draining or its queues are full.
+            TooManyBatches: as many wait or run as may.
             NoSpace: the disk under the database is full.
             StorageUnavailable: the database did not answer.
         """
@@ -123,14 +124,15 @@ class BatchService:
         if self._records.full:
             raise NoSpace("the disk under the database is full; nothing was stored")
         batch, start = _accepted(workspace_id, request, owner, request_id)
+        name = None if idempotency is None else (owner, workspace_id, idempotency.value)
+        self._backend.reserve(batch, name)
 
         def take_up(stored: asyncio.Future[WriteOutcome]) -> None:
             # Not after the await: a caller that goes away meanwhile must not leave an accepted batch lying.
-            if stored.cancelled() or stored.exception() is not None:
-                return
-            outcome = stored.result()
+            outcome = None if stored.cancelled() or stored.exception() is not None else stored.result()
             if isinstance(outcome, Applied):
                 self._backend.submit(batch, outcome.workspace)
+            self._backend.release(batch, name, accepted=isinstance(outcome, Applied))
 
         stored = self._records.submit(SubmitBatch(batch, start, idempotency), droppable=True)
         stored.add_done_callback(take_up)

@@ -45,6 +45,7 @@ BLOCK_BYTES: Final = 1_048_576
 CHUNK_BYTES: Final = 262_144
 """What a download reads at a time; a file of at most this size is read whole, in the step that opens it."""
 HEAD_BYTES: Final = 4_096
+TREE_ENTRIES_MAX: Final = 5_000
 TREE_NAMES_BYTES: Final = 4 * 1_048_576
 """What the paths of one page of a tree have together."""
 

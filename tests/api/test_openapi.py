@@ -54,7 +54,7 @@ def test_what_needs_a_key_says_so(document: dict[str, Any]) -> None:
     for path, _, operation in operations(document):
         assert ("security" in operation) is (path.startswith("/v1/") or path == "/metrics"), path
         if "security" in operation:
-            assert {"401", "403", "422", "503"} <= set(operation["responses"])
+            assert {"401", "403", "422", "429", "503"} <= set(operation["responses"])
 
 
 def test_every_error_is_a_problem_and_fastapis_own_shape_is_nowhere(document: dict[str, Any]) -> None:

@@ -54,7 +54,9 @@ def raw(_context: schemathesis.SerializationContext, value: object) -> bytes:
 
 @pytest.fixture(scope="module")
 def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
-    with ServerThread(tmp_path_factory.mktemp("fuzzed") / "data", allow_unrestricted=True) as server:
+    with ServerThread(
+        tmp_path_factory.mktemp("fuzzed") / "data", allow_unrestricted=True, allow_network=True
+    ) as server:
         yield server
 
 

@@ -1,5 +1,6 @@
 """Batches: one POST in three modes, reading, following, cancelling, and the one-tool short cut."""
 
+from contextlib import ExitStack
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Path, Query, Request
@@ -34,6 +35,7 @@ from app.errors import NotFound
 from app.events.log import Updates
 from app.services.batches import BatchRequest, CallRequest, Submitted
 from app.services.keys import Caller
+from app.services.streams import StreamSlot
 
 TOOL_WAIT_SECONDS: Final = 30.0
 
@@ -58,6 +60,9 @@ _MAKES: Final = problems(
     "not_found",
     "invalid_request",
     "idempotency_key_reused",
+    "rate_limited",
+    "too_many_batches",
+    "too_many_streams",
     "overloaded",
     "storage_unavailable",
     "no_space",
@@ -106,15 +111,20 @@ async def create_batch(
 ) -> Response:
     services = services_of(request)
     refuse_when_draining(services)
-    body = await read_json(request)
-    asked = batch_request(body)
-    idempotency = await idempotency_key(key, "batch", body)
-    submitted = await _submit(services, request, workspace_id, asked, caller, idempotency)
-    batch = submitted.batch
-    headers = _headers(submitted)
     form = named(request, (EVENT_STREAM, JSON_LINES))
-    if form is not None:
-        return _stream(services, submitted, updates, form, headers)
+    with ExitStack() as stack:
+        # Before anything is stored: a batch must not be accepted whose answer is a refusal.
+        slot = stack.enter_context(services.streams.open(caller.id)) if form is not None else None
+        body = await read_json(request)
+        asked = batch_request(body)
+        idempotency = await idempotency_key(key, "batch", body)
+        submitted = await _submit(services, request, workspace_id, asked, caller, idempotency)
+        batch = submitted.batch
+        headers = _headers(submitted)
+        if slot is not None and form is not None:
+            slot.follow(batch.id)
+            stack.pop_all()
+            return _stream(services, submitted, updates, form, headers, slot)
     time = waiting(request, wait)
     if time.seconds > 0:
         batch = await services.batches.get(batch.id, owner=None, wait=time.seconds)
@@ -164,7 +174,7 @@ async def get_batch(request: Request, batch_id: BatchId, _caller: Reader, wait: 
 _EVENTS: Final[Responses] = {
     200: {"description": "The event stream", "content": _STREAM},
     204: {"description": "The cursor is the last event there will ever be: stop"},
-    **problems("invalid_cursor", "not_found", "not_acceptable"),
+    **problems("invalid_cursor", "not_found", "not_acceptable", "rate_limited", "too_many_streams"),
 }
 
 
@@ -200,7 +210,7 @@ _EVENTS: Final[Responses] = {
 async def get_events(
     request: Request,
     batch_id: BatchId,
-    _caller: Reader,
+    caller: Reader,
     after: Annotated[
         str | None, Query(description="The last event id you have seen.", json_schema_extra={"pattern": "^[0-9]*$"})
     ] = None,
@@ -208,8 +218,13 @@ async def get_events(
 ) -> Response:
     form = stream_form(request)
     cursor = event_cursor(request, after)
-    frames = await services_of(request).batches.open_events(batch_id, owner=None, cursor=cursor, updates=updates)
-    return Response(status_code=204) if frames is None else EventStream(frames, form)
+    services = services_of(request)
+    frames = await services.batches.open_events(batch_id, owner=None, cursor=cursor, updates=updates)
+    if frames is None:
+        return Response(status_code=204)
+    if request.method == "HEAD":
+        return EventStream(frames, form)
+    return EventStream(frames, form, on_close=services.streams.open(caller.id, batch_id).close)
 
 
 @router.post(
@@ -303,7 +318,9 @@ def _headers(submitted: Submitted) -> dict[str, str]:
     return {"Location": f"/v1/batches/{submitted.batch.id}", **(REPLAYED if submitted.attached else {})}
 
 
-def _stream(services: Services, submitted: Submitted, updates: Updates, form: str, headers: dict[str, str]) -> Response:
+def _stream(
+    services: Services, submitted: Submitted, updates: Updates, form: str, headers: dict[str, str], slot: StreamSlot
+) -> Response:
     batch = submitted.batch
 
     async def cancel() -> None:
@@ -313,6 +330,7 @@ def _stream(services: Services, submitted: Submitted, updates: Updates, form: st
         services.batches.follow(batch, updates),
         form,
         headers=headers,
+        on_close=slot.close,
         # Who only attached is not the client the batch was to end with.
         on_disconnect=cancel if batch.on_disconnect == "cancel" and not submitted.attached else None,
     )

@@ -160,7 +160,7 @@ _OUTPUT: Final[Responses] = {
         "content": _BYTES,
         "headers": {"Content-Range": header("`bytes FIRST-LAST/ALL`")},
     },
-    **problems("not_found", "output_gone", "range_not_satisfiable"),
+    **problems("not_found", "output_gone", "range_not_satisfiable", "rate_limited", "too_many_streams"),
 }
 
 
@@ -196,7 +196,7 @@ _OUTPUT: Final[Responses] = {
 async def get_output(
     request: Request,
     call_id: CallId,
-    _caller: Reader,
+    caller: Reader,
     stream: Annotated[
         Literal["combined", "stdout", "stderr"], Query(description="`combined`: both, in the order they were read.")
     ] = "combined",
@@ -209,7 +209,8 @@ async def get_output(
         await batches.output_extent(call, only)
         if request.method == "HEAD":
             return Response(headers={"Content-Type": _TEXT})
-        return BoundedStream(batches.follow_output(call, only, 0), 200, {}, _TEXT)
+        slot = services_of(request).streams.open(caller.id, call.batch_id)
+        return BoundedStream(batches.follow_output(call, only, 0), 200, {}, _TEXT, on_close=slot.close)
     total = await batches.output_extent(call, only)
     # Range is defined for GET alone.
     wanted = None if request.method == "HEAD" else byte_range(request.headers.get("range"), total, "the output so far")

@@ -28,7 +28,7 @@ from app.domain.abort import Aborted
 from app.errors import AppError, ErrorCode, InvalidCursor, InvalidPath
 from app.sandbox.archive_reader import ArchiveFormat
 from app.services.archives import Packing
-from app.services.files import Condition, Download, EntityTags, FileShrank, NotStored, Stored
+from app.services.files import TREE_ENTRIES_MAX, Condition, Download, EntityTags, FileShrank, NotStored, Stored
 
 router = APIRouter(prefix="/v1/workspaces", tags=["files"], responses=at_every_route())
 
@@ -374,7 +374,7 @@ async def get_tree(
     depth: Annotated[
         int | None, Query(ge=1, le=100_000, description="How many levels; 1 is the directory's own entries.")
     ] = None,
-    limit: Annotated[int, Query(ge=1, le=5000, description="Entries of a page at most.")] = 1000,
+    limit: Annotated[int, Query(ge=1, le=TREE_ENTRIES_MAX, description="Entries of a page at most.")] = 1000,
     cursor: Cursor = None,
 ) -> Response:
     page = await services_of(request).files.tree(

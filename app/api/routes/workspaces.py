@@ -123,7 +123,7 @@ _FEED: Final[Responses] = {
             JSON_LINES: {"schema": {"type": "string", "description": "One event a line: what stands behind `data:`."}},
         },
     },
-    **problems("not_found", "workspace_gone", "not_acceptable"),
+    **problems("not_found", "workspace_gone", "not_acceptable", "rate_limited", "too_many_streams"),
 }
 
 
@@ -145,11 +145,14 @@ _FEED: Final[Responses] = {
     response_class=Response,
     responses=_FEED,
 )
-async def get_feed(request: Request, workspace_id: WorkspaceId, _caller: Reader) -> Response:
+async def get_feed(request: Request, workspace_id: WorkspaceId, caller: Reader) -> Response:
     form = stream_form(request)
     services = services_of(request)
     await services.workspaces.usable(workspace_id, owner=None)
-    return EventStream(services.feed.follow(workspace_id), form)
+    if request.method == "HEAD":
+        return EventStream(services.feed.follow(workspace_id), form)
+    slot = services.streams.open(caller.id)
+    return EventStream(services.feed.follow(workspace_id), form, on_close=slot.close)
 
 
 @router.patch(
