@@ -93,11 +93,12 @@ install_all() {
 }
 endef
 
-.PHONY: help run test check format docs fuzz bench lock setup clean
+.PHONY: help run test soak check format docs fuzz bench lock setup clean
 
 help:
 	@echo "make run      set up what is needed and serve on 127.0.0.1:8080 (settings: docs/configuration.md)"
 	echo "make test     every test, the ones on a real Postgres included; make test ARGS='tests/tools -k read'"
+	echo "make soak     rounds of process trees and races of links, for minutes; prints a tally"
 	echo "make check    lint, formatting, types, layers"
 	echo "make format   let ruff format and fix what it can"
 	echo "make fuzz     ask the service what its OpenAPI document says, for FUZZ_SECONDS (600) with FUZZ_SEED (any)"
@@ -111,6 +112,11 @@ run: $(RUN_STAMP)
 
 test: $(DEV_STAMP)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+# 200 rounds of each awkward descendant on time-out and on cancel, 60 s of swapped links, in each tier: an hour at most.
+soak: $(DEV_STAMP)
+	@TOOLCRIB_TEST_ROUNDS=200 TOOLCRIB_TEST_RACE_SECONDS=60 timeout 3600 $(BIN)/python -m pytest -n 0 -s -q \
+	    tests/system/test_process_trees.py tests/system/test_link_races.py $(ARGS)
 
 check: $(DEV_STAMP)
 	@$(BIN)/python -m ruff check .

@@ -1,4 +1,4 @@
-"""`toolcrib`: serve, migrate, make keys. The only place that knows uvicorn."""
+"""`toolcrib`: serve, migrate, make keys, copy the database. The only place that knows uvicorn."""
 
 import argparse
 import asyncio
@@ -19,8 +19,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app import __version__
 from app.api.dependencies import Services
 from app.errors import ConfigurationError
-from app.main import create_app, create_key, migrate
+from app.main import copy_records, create_app, create_key, migrate, relocate_workspaces
 from app.settings import Settings, unknown_variables, variable
+from app.storage.base import StorageError
 from app.telemetry.logs import configure_logging
 from app.telemetry.metrics import CONTENT_TYPE, Metrics
 
@@ -50,6 +51,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.add_parser("serve", help="bring the database up to date and serve (the default)")
     commands.add_parser("migrate", help="bring the database up to date")
+    database = commands.add_parser("db", help="the database").add_subparsers(dest="db_command", required=True)
+    copy = database.add_parser(
+        "copy",
+        help="copy all records to another database",
+        description="Copy all records to a database without any and compare the two. Stop the service before.",
+    )
+    place = "a data directory, or sqlite:///PATH, or postgresql://USER@HOST/NAME"
+    copy.add_argument("--from", dest="source", required=True, metavar="DATABASE", help=place)
+    copy.add_argument("--to", dest="target", required=True, metavar="DATABASE", help="the same")
+    database.add_parser(
+        "relocate",
+        help="take the directories at the workspaces' roots for theirs, after a restore",
+        description="Note which directories stand at the roots of the open workspaces: in the data directory those of "
+        "managed ones, where they were those of adopted ones. Stop the service before.",
+    )
     commands.add_parser("version", help="print the version")
     key = commands.add_parser("key", help="API keys").add_subparsers(dest="key_command", required=True)
     create = key.add_parser("create", help="make a key and print it")
@@ -65,6 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _log.warning("unknown_setting", variable=name, did_you_mean=nearest)
         if asked.command == "migrate":
             migrate(settings)
+        elif asked.command == "db" and asked.db_command == "relocate":
+            relocate_workspaces(settings, _say)
+        elif asked.command == "db":
+            copy_records(asked.source, asked.target, _say)
         elif asked.command == "key":
             sys.stdout.write(create_key(settings, asked.name) + "\n")
         else:
@@ -72,6 +92,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigurationError as error:
         sys.stderr.write(f"toolcrib: {error}\n")
         return 2
+    except StorageError as error:
+        # What a database says may have several lines.
+        sys.stderr.write(f"toolcrib: {' '.join(str(error).split())}\n")
+        return 1
     return 0
 
 
@@ -253,6 +277,11 @@ async def _first_key(settings: Settings, services: Services) -> str | None:
             f"{variable('api_key')}, or make one with `toolcrib key create`."
         )
     return await services.keys.create("first start")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def _bind(host: str, port: int, prefix: str = "") -> socket.socket:

@@ -12,6 +12,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -27,6 +28,7 @@ from app.api.openapi import build_openapi
 from app.api.routes import batches, calls, files, limits, operations, tools, workspaces
 from app.domain.abort import AbortReason
 from app.domain.retention import RetentionPolicy
+from app.domain.workspace import Workspace
 from app.errors import ConfigurationError
 from app.events.feed import WorkspaceFeed
 from app.events.log import EventLog
@@ -37,7 +39,9 @@ from app.execution.recovery import recover
 from app.execution.runner import BatchRunner
 from app.hooks.chain import hook_chain, load_hooks
 from app.sandbox.base import Sandbox, Tier
+from app.sandbox.containment import display_path
 from app.sandbox.decoder import Decoder
+from app.sandbox.disk import DiskUsage
 from app.sandbox.file_pool import FilePool
 from app.sandbox.limits import CommandLimits, CommandPolicy, memory_share
 from app.sandbox.local import LocalSandbox
@@ -56,7 +60,7 @@ from app.services.request_rates import BURST_SECONDS, Rate, RequestRates
 from app.services.retention import Retention
 from app.services.streams import StreamSlots
 from app.services.tool_catalog import ToolCatalog
-from app.services.workspace_roots import WorkspaceRoots
+from app.services.workspace_roots import WorkspaceRoots, identity
 from app.services.workspaces import WorkspaceService
 from app.settings import Settings, variable
 from app.storage.ballast import Ballast
@@ -64,6 +68,8 @@ from app.storage.base import CreateKey, SchemaTooNew, StorageError
 from app.storage.instance_lock import InstanceLock
 from app.storage.read_pool import ReadPool
 from app.storage.record_writer import Commit, RecordWriter
+from app.storage.sql.database_copy import CopyRefused, copy_database
+from app.storage.sql.relocation import Standing, relocate
 from app.storage.sql.storage import SqlStorage
 from app.telemetry.loop_lag import LoopLag
 from app.telemetry.metrics import Metrics, Usage
@@ -253,6 +259,7 @@ async def running(
         stack.callback(file_pool.close)
         mutations = FileMutationQueue()
         policy = _command_policy(settings)
+        disk_usage = DiskUsage(settings.workspace_bytes or None)
         sandbox = await _sandbox(settings, policy.limits)
         stack.push_async_callback(sandbox.close)
         # Searching runs no code of a caller, so it works where commands are refused.
@@ -271,6 +278,7 @@ async def running(
             decoder=decoder,
             powershell=None if settings.powershell is None else str(settings.powershell),
             policy=policy,
+            usage=disk_usage,
         )
         finalizer = Finalizer(storage, reads, records)
         runner = BatchRunner(
@@ -300,6 +308,7 @@ async def running(
             roots=WorkspaceRoots(settings.data_dir, settings.workspace_roots),
             allow_unrestricted=settings.allow_unrestricted,
             policy=policy,
+            usage=disk_usage,
         )
         retention = Retention(
             storage=storage,
@@ -319,7 +328,7 @@ async def running(
             ripgrep=await ripgrep.version(),
             powershell=find_powershell(shared.powershell) is not None,
         )
-        access = FileAccess(workspace_service, file_pool, mutations)
+        access = FileAccess(workspace_service, file_pool, mutations, disk_usage)
         rates, streams = _rates(settings), StreamSlots(settings.streams_per_key, settings.streams_per_batch)
         services = Services(
             keys=KeyService(
@@ -391,6 +400,65 @@ def migrate(settings: Settings) -> None:
     """
     _make_data_dir(settings)
     _open_storage(settings).close()
+
+
+def copy_records(source: str, target: str, tell: Callable[[str], None]) -> None:
+    """Copy all records to a database without any and compare the two.
+
+    Args:
+        source: a data directory, or a URL that begins with `sqlite:///` or `postgresql://`.
+        target: the same.
+        tell: gets the lines that are to be shown.
+
+    Raises:
+        ConfigurationError: the copy is refused; the message says why, and nothing was copied.
+        StorageError: it failed. Nothing was copied, unless the message says otherwise.
+    """
+    to = _database(target)
+    try:
+        if isinstance(to, Path):
+            to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        sums = copy_database(_database(source), to, tell)
+    except (CopyRefused, SchemaTooNew, ConfigurationError) as error:
+        raise ConfigurationError(_sentence("the copy is refused", error)) from None
+    except (ValueError, OSError) as error:
+        raise ConfigurationError(_sentence("one of the databases cannot be used", error)) from None
+    tell(f"compared: {len(sums)} tables, {sum(one.rows for one in sums)} rows, the same in both databases")
+
+
+def relocate_workspaces(settings: Settings, tell: Callable[[str], None]) -> None:
+    """Take the directories that stand at the roots of the open workspaces for theirs, as after a restore.
+
+    Those of managed workspaces are looked for in the data directory, adopted ones where they were.
+
+    Raises:
+        ConfigurationError: the database cannot be used, or a service uses it.
+    """
+    _make_data_dir(settings)
+    _open_storage(settings).close()
+    roots = WorkspaceRoots(settings.data_dir, settings.workspace_roots)
+
+    def find(workspace: Workspace) -> Standing | None:
+        root = roots.managed(workspace.id) if workspace.managed else workspace.root
+        found = identity(root) if Path(root).is_dir() else None
+        if found is None:
+            tell(f"{workspace.id}: there is no directory {display_path(root)}")
+            return None
+        return Standing(root, *found)
+
+    url = settings.database_url
+    try:
+        done = relocate(settings.data_dir / "toolcrib.db" if url is None else url.get_secret_value(), find)
+    except (StorageError, ConfigurationError) as error:
+        raise ConfigurationError(_sentence("nothing was changed", error)) from None
+    tell(
+        f"open workspaces: {done.total}; the directories of {len(done.moved)} were taken for theirs, those of "
+        f"{len(done.missing)} are missing"
+    )
+
+
+def _database(given: str) -> str | Path:
+    return given if "://" in given else Path(given).expanduser().resolve() / "toolcrib.db"
 
 
 def create_key(settings: Settings, name: str) -> str:

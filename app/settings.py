@@ -78,6 +78,7 @@ class Settings(BaseSettings):
     command_cpu_seconds: int = Field(default=14_400, ge=1, le=31_536_000)
     command_memory_bytes: int | None = Field(default=None, ge=16_000_000, le=2**62)
     command_tmp_bytes: int = Field(default=TMP_BYTES, ge=4_096, le=2**62)
+    workspace_bytes: int = Field(default=10_000_000_000, ge=0, le=2**62)
     min_free_bytes: int = Field(default=10_000_000, ge=0, le=2**62)
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     tracing: bool = False

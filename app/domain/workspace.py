@@ -129,6 +129,7 @@ class WorkspaceOptions(OptionsModel):
 
     containment: Literal["workspace", "unrestricted"] = "workspace"
     tools: list[str] | None = Field(default=None, max_length=64)
+    quota_bytes: Annotated[int, Field(ge=4_096, le=2**53), WHOLE] | None = None
     read: ReadOptions = ReadOptions()
     write: WriteOptions = WriteOptions()
     edit: EditOptions = EditOptions()

@@ -224,7 +224,7 @@ def sweep_temporary_files(directory: int, *, older_than: float, check: Callable[
                     removed += 1
 
     start = os.open(b".", _OPEN_DIRECTORY, dir_fd=directory)
-    with contextlib.closing(_Descent(start)) as descent, contextlib.suppress(_Lost):
+    with contextlib.closing(Descent(start)) as descent, contextlib.suppress(Lost):
         pending = [descent.scan(visit, check)]
         while pending:
             if pending[-1]:
@@ -266,7 +266,7 @@ def remove_tree(parent: int, name: str, check: Callable[[], None] = go_on) -> No
             os.rmdir(name, dir_fd=parent)
         except FileNotFoundError:
             return
-        except _Lost:
+        except Lost:
             continue
         except OSError as error:
             problem = problem or error
@@ -472,7 +472,7 @@ def _sync_directory(directory: int) -> None:
             os.close(fd)
 
 
-class _Lost(Exception):
+class Lost(Exception):
     """The tree was moved under the walk: the way up no longer leads where it came from."""
 
 
@@ -482,7 +482,7 @@ class _Level:
     identity: tuple[int, int]
 
 
-class _Descent:
+class Descent:
     """A way down a tree that holds one descriptor whatever the depth; the start is not taken over from the caller."""
 
     def __init__(self, start: int) -> None:
@@ -518,17 +518,17 @@ class _Descent:
         return True
 
     def leave(self) -> None:
-        """Go up one level. Raises `_Lost` when that is not where the descent came from."""
+        """Go up one level. Raises `Lost` when that is not where the descent came from."""
         try:
             fd = os.open(b"..", _OPEN_DIRECTORY, dir_fd=self.fd)
         except OSError:
-            raise _Lost from None
+            raise Lost from None
         self._levels.pop()
         status = os.fstat(fd)
         os.close(self.fd)
         self.fd = fd
         if (status.st_dev, status.st_ino) != self._levels[-1].identity:
-            raise _Lost
+            raise Lost
 
     def scan(self, visit: Callable[[os.DirEntry[str], int], None], check: Callable[[], None]) -> list[str]:
         """Call `visit` for everything here that is no directory and return the names of the directories."""
@@ -584,7 +584,7 @@ def _empty(parent: int, name: str, check: Callable[[], None]) -> OSError | None:
         return entered
 
     start = os.open(b".", _OPEN_DIRECTORY, dir_fd=parent)
-    with contextlib.closing(_Descent(start)) as descent:
+    with contextlib.closing(Descent(start)) as descent:
         pending: list[list[str]] = [[], [name]]
         while len(pending) > 1:
             if pending[-1]:

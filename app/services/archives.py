@@ -270,7 +270,7 @@ class _Unpacking:
             path = root.relative(self.path)
             self._prefix = b"" if path.raw == b"." else path.raw.rstrip(b"/") + b"/"
             below = RelativePath(self._prefix + b"archive", path.shown, path.climbs)
-            self._archive = Spool(root.nearest_directory(below), path.shown)
+            self._archive = Spool(root.nearest_directory(below), path.shown, self.visit.quota)
         if self.visit.signal.aborted:
             self.close()  # nobody waits for this thread any more
 
@@ -303,7 +303,7 @@ class _Unpacking:
                 self.applied.append(path.shown + "/")
                 return True
             directory = root.nearest_directory(path)
-        self._file = Spool(directory, path.shown)
+        self._file = Spool(directory, path.shown, self.visit.quota)
         for block in member.blocks:
             self._file.append((block,), check)
         self._file.sync()

@@ -300,6 +300,8 @@ class FileService:
                         f"{target.shown} is a directory; ask with recursive=true to remove it and all that is in it",
                     )
                 remove_entry(target, commit=visit.signal.commit, recursive=recursive, check=check)
+                if visit.quota is not None:
+                    visit.quota.outdate()
 
             await visit.change(find, remove)
 
@@ -411,7 +413,7 @@ class _Upload:
         """Find out what can be told before the body is read, and make the temporary file."""
         with self._visit.root() as root:
             path = root.relative(self._path)
-            self._spool = Spool(self._directory(root, path), path.shown)
+            self._spool = Spool(self._directory(root, path), path.shown, self._visit.quota)
         if self._visit.signal.aborted:
             self.close()  # nobody waits for this thread any more
 

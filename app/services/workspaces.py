@@ -19,7 +19,8 @@ from app.domain.clock import now_ms
 from app.domain.idempotency import IdempotencyKey
 from app.domain.ids import new_id
 from app.domain.workspace import Workspace, WorkspaceOptions, WorkspaceStatus
-from app.errors import AppError, Conflict, NotFound, Overloaded, WorkspaceGone, WorkspaceMoved
+from app.errors import AppError, Conflict, NoSpace, NotFound, Overloaded, WorkspaceGone, WorkspaceMoved
+from app.sandbox.disk import DiskUsage
 from app.sandbox.file_pool import FilePool
 from app.sandbox.limits import NO_POLICY, CommandPolicy
 from app.services.batches import BatchService
@@ -96,6 +97,7 @@ class WorkspaceService:
         roots: where their directories stand.
         allow_unrestricted: whether `containment: "unrestricted"` is granted.
         policy: what is granted to commands.
+        usage: how much workspaces hold.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class WorkspaceService:
         roots: WorkspaceRoots,
         allow_unrestricted: bool = False,
         policy: CommandPolicy = NO_POLICY,
+        usage: DiskUsage | None = None,
     ) -> None:
         self._storage = storage
         self._reads = reads
@@ -118,6 +121,7 @@ class WorkspaceService:
         self._roots = roots
         self._allow_unrestricted = allow_unrestricted
         self._policy = policy
+        self._usage = usage or DiskUsage()
         self._known: dict[str, _KnownRoot] = {}
         self._expiries: dict[str, int] = {}
         self._interrupted: dict[str, Workspace] = {}
@@ -149,13 +153,14 @@ class WorkspaceService:
             return await self._create(request, owner, idempotency)
 
     async def _create(self, request: WorkspaceRequest, owner: str, idempotency: IdempotencyKey | None) -> Created:
-        self._check_options(request.options)
+        managed = request.root is None
+        self._check_options(request.options, managed=managed)
+        self._require_room(request, managed=managed)
         workspace_id = new_id("ws")
         if request.root is None:
             root = self._roots.managed(workspace_id)
         else:
             root = await self._run(self._roots.adopted, request.root)
-        managed = request.root is None
         try:
             laid = await self._run(partial(lay_in, root, request.files, make=managed))
         except OSError as error:
@@ -236,10 +241,10 @@ class WorkspaceService:
         Raises:
             NotFound, WorkspaceGone, InvalidRequest, Overloaded, StorageUnavailable.
         """
-        await self.usable(workspace_id, owner=owner)
+        workspace = await self.usable(workspace_id, owner=owner)
         fields = change.fields
         if "options" in fields:
-            self._check_options(change.options)
+            self._check_options(change.options, managed=workspace.managed)
         expires = "ttl_seconds" in fields
         if fields:
             outcome = await self._records.write(
@@ -292,7 +297,8 @@ class WorkspaceService:
             return
         if found is not None and found != known.identity:
             raise WorkspaceMoved(
-                f"another directory stands at {known.path}; put the old one back, or make a new workspace"
+                f"another directory stands at {known.path}; put the old one back, make a new workspace, or, after a "
+                "restore, run `toolcrib db relocate`"
             )
 
     # -- keeping house ------------------------------------------------------------------------------------------------
@@ -310,8 +316,16 @@ class WorkspaceService:
         for workspace in await self._reads.run(self._storage.workspaces_with_status, WorkspaceStatus.ACTIVE):
             self._remember(workspace)
         for name in await self._run(self._roots.possible_orphans):
-            if await self._reads.run(self._storage.workspace, name) is None:
+            if await self._is_orphan(name):
                 await self._run(self._roots.set_aside, self._roots.managed(name))
+
+    async def _is_orphan(self, workspace_id: str) -> bool:
+        if await self._reads.run(self._storage.workspace, workspace_id) is not None:
+            return False
+        # Records that begin later than the directory was made, such as those of an empty database that somebody
+        # named by mistake, have never known it.
+        older = await self._reads.run(self._storage.workspaces, before=workspace_id, limit=1)
+        return bool(older.items)
 
     async def keep_house(self) -> None:
         """End workspaces whose time has come, empty the trash and sweep up after a crash, until cancelled."""
@@ -389,7 +403,21 @@ class WorkspaceService:
             self._known[workspace.id] = known
         return known
 
-    def _check_options(self, options: WorkspaceOptions) -> None:
+    def _require_room(self, request: WorkspaceRequest, *, managed: bool) -> None:
+        most = self._usage.bound(managed=managed, asked=request.options.quota_bytes)
+        size = sum(map(len, request.files.values()))
+        if most is not None and size > most:
+            raise NoSpace(f"the files have {size} bytes and the workspace may hold {most}; nothing was made")
+
+    def _check_options(self, options: WorkspaceOptions, *, managed: bool) -> None:
+        most = self._usage.most if managed else None
+        if options.quota_bytes is not None and most is not None and options.quota_bytes > most:
+            raise invalid(
+                "#/options/quotaBytes",
+                "not_granted",
+                f"this server lets a workspace hold at most {most} bytes (TOOLCRIB_WORKSPACE_BYTES); a workspace can "
+                "only lower that",
+            )
         if options.containment == "unrestricted" and not self._allow_unrestricted:
             raise invalid("#/options/containment", "not_granted", "this server does not allow unrestricted workspaces")
         for tool, shell in (("bash", options.bash), ("powershell", options.powershell)):

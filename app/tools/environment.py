@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from app.domain.workspace import WorkspaceOptions
 from app.sandbox.base import Sandbox
 from app.sandbox.decoder import Decoder
+from app.sandbox.disk import Quota
 from app.sandbox.file_pool import FilePool
 from app.sandbox.limits import NO_POLICY, CommandPolicy
 from app.sandbox.process_slots import ProcessSlots
@@ -20,7 +21,7 @@ class ToolEnvironment:
     `root_identity` is the `(st_dev, st_ino)` the root had when the workspace was made; None does not check.
     `ripgrep` is what grep runs, shared too; None makes one of its own for each tool, in `sandbox`. `powershell` is the
     path of pwsh; None looks for it on the commands' PATH.
-    `policy` is what the server grants commands.
+    `policy` is what the server grants commands; `quota` is what the workspace may hold, None for no bound.
     `commands` bounds how many commands run at once, shared too; `tenant` is whose they are counted as. `decoder` takes
     images and PDF files apart, shared likewise.
     `output_url` gives the URL of a call's captured output for the caller's call id, or None when it has none.
@@ -39,3 +40,4 @@ class ToolEnvironment:
     powershell: str | None = None
     decoder: Decoder = field(default_factory=Decoder)
     policy: CommandPolicy = NO_POLICY
+    quota: Quota | None = None

@@ -21,6 +21,7 @@ from typing import Any, get_args
 import pytest
 
 from app.domain.abort import AbortSignal
+from app.errors import ToolError
 from app.sandbox.base import ProcessSpec, SandboxReport, Tier
 from app.sandbox.environment import command_environment
 from app.sandbox.local import LocalSandbox
@@ -143,6 +144,8 @@ async def _table() -> dict[str, dict[str, bool] | str]:
             sandbox = LocalSandbox(confinement)
             try:
                 table[tier] = await attempts_in(sandbox, private)
+            except ToolError as error:
+                table[tier] = error.message
             finally:
                 await sandbox.close()
     return table
