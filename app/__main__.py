@@ -18,8 +18,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app import __version__
 from app.api.dependencies import Services
+from app.domain.audit import SERVICE
+from app.domain.caller import OWNER, SCOPES
+from app.domain.caller import Scope as KeyScope
 from app.errors import ConfigurationError
 from app.main import copy_records, create_app, create_key, migrate, relocate_workspaces
+from app.services.keys import KeyRequest
 from app.settings import Settings, unknown_variables, variable
 from app.storage.base import StorageError
 from app.telemetry.logs import configure_logging
@@ -70,6 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     key = commands.add_parser("key", help="API keys").add_subparsers(dest="key_command", required=True)
     create = key.add_parser("create", help="make a key and print it")
     create.add_argument("--name", default="", help="what the key is for")
+    create.add_argument(
+        "--scopes", type=_scopes, default=SCOPES, metavar="SCOPE,…", help=f"what it may do: {', '.join(SCOPES)} (all)"
+    )
+    create.add_argument(
+        "--owner", type=_owner, help="whose things it makes and sees; keys may share one (the key's own id)"
+    )
     asked = parser.parse_args(arguments)
     if asked.command == "version":
         sys.stdout.write(f"toolcrib {__version__}\n")
@@ -86,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif asked.command == "db":
             copy_records(asked.source, asked.target, _say)
         elif asked.command == "key":
-            sys.stdout.write(create_key(settings, asked.name) + "\n")
+            sys.stdout.write(create_key(settings, KeyRequest(asked.name, asked.scopes, asked.owner)) + "\n")
         else:
             return _serve(settings)
     except ConfigurationError as error:
@@ -97,6 +107,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"toolcrib: {' '.join(str(error).split())}\n")
         return 1
     return 0
+
+
+def _scopes(text: str) -> tuple[KeyScope, ...]:
+    given = [part.strip() for part in text.split(",") if part.strip()]
+    unknown = [part for part in given if part not in SCOPES]
+    if unknown or not given:
+        raise argparse.ArgumentTypeError(f"scopes are {', '.join(SCOPES)}, with commas between them, not {text!r}")
+    return tuple(scope for scope in SCOPES if scope in given)
+
+
+def _owner(text: str) -> str:
+    if OWNER.match(text) is None:
+        raise argparse.ArgumentTypeError(f"an owner is 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-', not {text!r}")
+    return text
 
 
 class Server(uvicorn.Server):
@@ -276,7 +300,8 @@ async def _first_key(settings: Settings, services: Services) -> str | None:
             f"there is no API key and {variable('host')} is {settings.host}, which others can reach: set "
             f"{variable('api_key')}, or make one with `toolcrib key create`."
         )
-    return await services.keys.create("first start")
+    _, token = await services.keys.create(KeyRequest("first start"), by=SERVICE)
+    return token
 
 
 def _say(line: str) -> None:

@@ -25,8 +25,9 @@ from app.api.dependencies import About, Services
 from app.api.errors import add_error_handlers
 from app.api.middleware import FaultBarrier, RequestContext
 from app.api.openapi import build_openapi
-from app.api.routes import batches, calls, files, limits, operations, tools, workspaces
+from app.api.routes import audit, batches, calls, files, keys, limits, operations, tools, url_tokens, workspaces
 from app.domain.abort import AbortReason
+from app.domain.audit import COMMAND_LINE
 from app.domain.retention import RetentionPolicy
 from app.domain.workspace import Workspace
 from app.errors import ConfigurationError
@@ -50,21 +51,23 @@ from app.sandbox.refused import RefusedSandbox
 from app.sandbox.ripgrep import Ripgrep
 from app.sandbox.selection import SandboxMeans, select_sandbox
 from app.services.archives import ArchiveService
+from app.services.audit import AuditLog
 from app.services.batches import BatchService
 from app.services.file_access import FileAccess
 from app.services.files import FileService
-from app.services.keys import KeyService, make_key
+from app.services.keys import KeyRequest, KeyService, make_key
 from app.services.pressure import Pressure
 from app.services.readiness import Readiness
 from app.services.request_rates import BURST_SECONDS, Rate, RequestRates
 from app.services.retention import Retention
 from app.services.streams import StreamSlots
 from app.services.tool_catalog import ToolCatalog
+from app.services.url_tokens import UrlTokenService, secret_of
 from app.services.workspace_roots import WorkspaceRoots, identity
 from app.services.workspaces import WorkspaceService
 from app.settings import Settings, variable
 from app.storage.ballast import Ballast
-from app.storage.base import CreateKey, SchemaTooNew, StorageError
+from app.storage.base import SchemaTooNew, StorageError
 from app.storage.instance_lock import InstanceLock
 from app.storage.read_pool import ReadPool
 from app.storage.record_writer import Commit, RecordWriter
@@ -93,6 +96,7 @@ _TAGS: Final = [
     {"name": "batches", "description": "Ordered tool calls, submitted once and executed once."},
     {"name": "calls", "description": "The records of single calls."},
     {"name": "tools", "description": "What a model is told of the tools."},
+    {"name": "keys", "description": "Who may do what. For operators."},
     {"name": "operations", "description": "For whoever runs the service; no key needed."},
 ]
 _CORS_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
@@ -178,7 +182,7 @@ def create_app(
             "exclude": lambda scope: scope.get("path") in QUIET_PATHS,
         },
     )
-    for module in (batches, calls, workspaces, files, tools, limits, operations):
+    for module in (batches, calls, workspaces, files, tools, limits, keys, url_tokens, audit, operations):
         app.include_router(module.router)
     add_error_handlers(app)
     # The last one added is the outermost.
@@ -318,6 +322,7 @@ async def running(
                 output_seconds=settings.retain_output,
                 event_seconds=settings.retain_events,
                 record_seconds=settings.retain_records,
+                audit_seconds=settings.retain_audit,
             ),
         )
         about = About(
@@ -329,14 +334,18 @@ async def running(
             powershell=find_powershell(shared.powershell) is not None,
         )
         access = FileAccess(workspace_service, file_pool, mutations, disk_usage)
+        keys = KeyService(
+            storage=storage,
+            reads=reads,
+            records=records,
+            environment_key=None if settings.api_key is None else settings.api_key.get_secret_value(),
+        )
+        secret = await secret_of(storage, reads, records)
         rates, streams = _rates(settings), StreamSlots(settings.streams_per_key, settings.streams_per_batch)
         services = Services(
-            keys=KeyService(
-                storage=storage,
-                reads=reads,
-                records=records,
-                environment_key=None if settings.api_key is None else settings.api_key.get_secret_value(),
-            ),
+            keys=keys,
+            audit=AuditLog(storage=storage, reads=reads, records=records),
+            url_tokens=UrlTokenService(secret=secret, keys=keys, storage=storage, reads=reads),
             workspaces=workspace_service,
             files=FileService(access, max_upload_bytes=settings.max_upload_bytes),
             archives=ArchiveService(access, max_bytes=settings.max_upload_bytes),
@@ -345,7 +354,7 @@ async def running(
             tools=ToolCatalog(),
             rates=rates,
             streams=streams,
-            pressure=Pressure(rates, streams, admission, backend, slots, ripgrep.slots, records),
+            pressure=Pressure(rates, streams, admission, backend, slots, ripgrep.slots, records, policy),
             readiness=readiness,
             metrics=metrics,
             about=about,
@@ -372,7 +381,7 @@ async def running(
                 draining=readiness.draining,
             )
 
-        metrics.describe(
+        metrics.say(
             {"version": about.version, "python": about.python, "database": about.database},
             sandbox.report.tier,
             sandbox.report.missing,
@@ -461,7 +470,7 @@ def _database(given: str) -> str | Path:
     return given if "://" in given else Path(given).expanduser().resolve() / "toolcrib.db"
 
 
-def create_key(settings: Settings, name: str) -> str:
+def create_key(settings: Settings, request: KeyRequest) -> str:
     """Make an API key and return its token, which is stored nowhere; a service that runs takes it at once.
 
     Raises:
@@ -470,8 +479,8 @@ def create_key(settings: Settings, name: str) -> str:
     _make_data_dir(settings)
     storage = _open_storage(settings)
     try:
-        key, token = make_key(name)
-        storage.apply([CreateKey(key)])
+        write, token = make_key(request, by=COMMAND_LINE)
+        storage.apply([write])
     except StorageError as error:
         raise ConfigurationError(f"the key was not stored: {error}") from error
     finally:

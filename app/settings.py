@@ -87,6 +87,7 @@ class Settings(BaseSettings):
     retain_output: Duration | None = None
     retain_events: Duration | None = None
     retain_records: Duration | None = None
+    retain_audit: Duration | None = None
     log_level: LogLevel = "info"
     log_format: LogFormat = "auto"
 

@@ -12,6 +12,8 @@ import time
 import traceback
 from pathlib import Path
 
+from schemathesis.core.failures import FailureGroup
+
 from app.telemetry.logs import configure_logging
 from tests.support.fuzzing import CASES, ask, load_schema, make_known, walk
 from tests.support.server import ServerThread
@@ -42,15 +44,18 @@ def main() -> int:
                         break
                     try:
                         ask(schema, server.url, known, operation, mode, examples=EXAMPLES, number=number)
-                    except Exception:  # noqa: BLE001 - whatever it is, it is told and the next one goes on
+                    except (Exception, FailureGroup):  # noqa: BLE001 - whatever it is, it is told and the next one goes on
                         failures += 1
                         _tell(f"{operation} ({mode.value}), seed {number}")
                     operations += 1
-                try:
-                    steps += walk(schema, other.url, walks=WALKS, steps=STEPS, number=number)
-                except Exception:  # noqa: BLE001 - the same
-                    failures += 1
-                    _tell(f"a walk, seed {number}")
+                for way in range(number * WALKS, (number + 1) * WALKS):
+                    if time.monotonic() >= until:
+                        break
+                    try:
+                        steps += walk(schema, other.url, walks=1, steps=STEPS, number=way)
+                    except (Exception, FailureGroup):  # noqa: BLE001 - the same
+                        failures += 1
+                        _tell(f"walk {way}, seed {number}")
                 number += 1
     print(
         f"{number - asked.seed} rounds from seed {asked.seed}: {operations} times an operation by itself, up to "

@@ -139,6 +139,33 @@ def test_a_command_that_is_none_is_refused(arguments: list[str], capsys: Capture
     assert "usage: toolcrib" in capsys.readouterr().err
 
 
+def test_a_key_is_made_with_the_scopes_and_the_owner_that_are_asked_for(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["key", "create", "--scopes", "exec, read", "--owner", "team-a"]) == 0
+    assert capsys.readouterr().out.startswith("toolcrib_")
+    storage = SqlStorage(tmp_path / "data" / "toolcrib.db")
+    [key] = storage.keys()
+    storage.close()
+    assert (key.name, key.scopes, key.owner, key.created_by) == ("", ("read", "exec"), "team-a", "cli")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        ("--scopes", "root", "scopes are read, write, exec, admin"),
+        ("--scopes", " , ", "scopes are read, write, exec, admin"),
+        ("--owner", "a b", "an owner is 1 to 64"),
+        ("--owner", "", "an owner is 1 to 64"),
+    ],
+)
+def test_a_key_that_cannot_be_is_refused(
+    tmp_path: Path, capsys: Capture, option: str, value: str, sentence: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["key", "create", option, value])
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
+
+
 @pytest.mark.parametrize(
     ("source", "target", "sentence"),
     [
@@ -178,7 +205,8 @@ def test_a_copy_tells_of_each_table_and_ends_with_what_was_compared(tmp_path: Pa
     assert written.err == ""
     *tables, last = written.out.splitlines()
     assert "api_keys: 1 rows" in "\n".join(tables)
-    assert last == f"compared: {len(tables)} tables, 1 rows, the same in both databases"
+    assert "audit_events: 1 rows" in "\n".join(tables)
+    assert last == f"compared: {len(tables)} tables, 2 rows, the same in both databases"
     storage = SqlStorage(tmp_path / "copy.db")
     [made] = storage.keys()
     storage.close()

@@ -1,5 +1,7 @@
 """What `/v1/limits` tells: the bounds as they are enforced, read from where they are, and how much of them is used."""
 
+from dataclasses import asdict
+
 from pydantic import Field
 
 from app.api.dependencies import BODY_MAX_BYTES, PAGE_MAX, WAIT_MAX_SECONDS, Services
@@ -51,7 +53,11 @@ class BatchLimitsBody(ResponseModel):
 
 
 class CommandLimitsBody(ResponseModel):
-    """`default…` hold where a workspace's options say nothing, `…Max` is the most they may say."""
+    """`default…` hold where a workspace's options say nothing, `…Max` is the most they may say.
+
+    The limits of one command, from `processes` on, may be tightened by a workspace; null: none. `network`: whether a
+    workspace may ask for the machine's. `minFreeBytes` is what the disk must have free for a command to be started.
+    """
 
     running: int
     running_per_workspace: int
@@ -63,6 +69,14 @@ class CommandLimitsBody(ResponseModel):
     variables: int
     variable_bytes: int
     environment_bytes: int
+    processes: int | None
+    open_files: int | None
+    file_bytes: int | None
+    cpu_seconds: int | None
+    memory_bytes: int | None
+    tmp_bytes: int | None
+    network: bool
+    min_free_bytes: int
 
 
 class SearchLimitsBody(ResponseModel):
@@ -209,6 +223,9 @@ def limits_body(services: Services, use: UseBody) -> LimitsBody:
             variables=MAX_VARIABLES,
             variable_bytes=MAX_VALUE_BYTES,
             environment_bytes=MAX_TOTAL_BYTES,
+            **asdict(pressure.policy.limits),
+            network=pressure.policy.allow_network,
+            min_free_bytes=pressure.policy.min_free_bytes,
         ),
         searches=SearchLimitsBody(
             running=pressure.searches.limit, running_per_workspace=pressure.searches.per_workspace

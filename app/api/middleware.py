@@ -16,8 +16,9 @@ _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}\Z")
 _HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
 )
+_SAME_ORIGIN: Final = (b"cross-origin-resource-policy", b"same-origin")
+_CROSS_ORIGIN: Final = (b"cross-origin-resource-policy", b"cross-origin")
 # A response may bring its own.
 _DEFAULTS: Final = (
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
@@ -67,6 +68,7 @@ class RequestContext:
                 present = {name for name, _ in headers}
                 headers.append((b"x-request-id", request_id.encode("ascii")))
                 headers += _HEADERS
+                headers.append(_CROSS_ORIGIN if scope["state"].get("embeddable") else _SAME_ORIGIN)
                 headers += rate_fields(scope)
                 headers += (default for default in _DEFAULTS if default[0] not in present)
                 message = {**message, "headers": headers}

@@ -27,11 +27,15 @@ class Removal(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """How many seconds after its end a batch keeps its output, its update events, and all of it; None: for ever."""
+    """How many seconds after its end a batch keeps its output, its update events, and all of it; None: for ever.
+
+    `audit_seconds` is how long an event of the audit log is kept.
+    """
 
     output_seconds: int | None = None
     event_seconds: int | None = None
     record_seconds: int | None = None
+    audit_seconds: int | None = None
 
     def seconds(self, step: Removal) -> int | None:
         """Return after how long a batch has reached a step: what goes with a later step goes then at the latest."""
@@ -52,6 +56,7 @@ class RemovedCounts:
     calls: int = 0
     batches: int = 0
     workspaces: int = 0
+    audit_events: int = 0
     pages: int = 0
 
     def __add__(self, other: "RemovedCounts") -> Self:

@@ -242,22 +242,28 @@ class FileService:
             return await _store(visit, path, body, condition)
 
     async def put_many(
-        self, workspace_id: str, parts: AsyncIterator[Part], *, owner: str | None
+        self,
+        workspace_id: str,
+        parts: AsyncIterator[Part],
+        *,
+        owner: str | None,
+        results: list[Stored | NotStored] | None = None,
     ) -> list[Stored | NotStored]:
         """Store several files as they arrive, each by itself: one that cannot be stored does not stop the others.
 
-        Whoever yields the parts skips what was not read of one.
+        Whoever yields the parts skips what was not read of one. `results` is filled and returned, so that whoever gives
+        a list has what became of the parts however this ends.
 
         Raises:
             AppError: what `parts` raises, with the member `files`: what became of the parts before it.
             NotFound, WorkspaceGone, WorkspaceMoved: the workspace is not there.
         """
-        results: list[Stored | NotStored] = []
+        results = [] if results is None else results
         async with self._access.visit(workspace_id, owner=owner, changes=True) as visit:
             try:
                 async for part in parts:
                     # One by one: an error has to tell what became of the parts before it.
-                    results.append(await _store_part(visit, part))  # noqa: PERF401 - see above
+                    results.append(await _store_part(visit, part))
             except AppError as error:
                 error.extra["files"] = results
                 raise

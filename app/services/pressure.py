@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from app.execution.backends.admission import Admission
 from app.execution.backends.local import LocalBackend
+from app.sandbox.limits import CommandPolicy
 from app.sandbox.process_slots import ProcessSlots, SlotUse
 from app.services.request_rates import RequestRates
 from app.services.streams import StreamSlots
@@ -50,6 +51,7 @@ class Pressure:
     commands: ProcessSlots
     searches: ProcessSlots
     records: RecordWriter
+    policy: CommandPolicy
 
     def of_caller(self, key_id: str, owner: str) -> CallerUse:
         requests = self.rates.requests

@@ -10,7 +10,7 @@ import structlog
 from app.domain.clock import now_ms
 from app.domain.retention import Removal, RemovedCounts, RetentionPolicy
 from app.errors import AppError
-from app.storage.base import GiveBackPages, Removed, RemoveFromBatch, RemoveWorkspace, Storage, Write
+from app.storage.base import GiveBackPages, RemoveAudit, Removed, RemoveFromBatch, RemoveWorkspace, Storage, Write
 from app.storage.read_pool import ReadPool
 from app.storage.record_writer import RecordWriter
 
@@ -21,6 +21,7 @@ LONGEST_PAUSE_SECONDS: Final = 0.5
 BATCHES_AT_ONCE: Final = 64
 WORKSPACES_AT_ONCE: Final = 256
 PAGES_AT_ONCE: Final = 256
+AUDIT_AT_ONCE: Final = 256
 
 _STEPS: Final = (Removal.ALL, Removal.UPDATES, Removal.OUTPUT)
 
@@ -78,6 +79,8 @@ class Retention:
                     await self._remove(_before(step), step, self._now() - age * 1000)
             if self._policy.record_seconds is not None:
                 await self._remove_workspaces(self._now() - self._policy.record_seconds * 1000)
+            if self._policy.audit_seconds is not None:
+                await self._apply(RemoveAudit(self._now() - self._policy.audit_seconds * 1000, AUDIT_AT_ONCE))
             if self.removed != before:
                 await self._apply(GiveBackPages(PAGES_AT_ONCE))
         finally:
@@ -122,6 +125,8 @@ class Retention:
 
     def _pause(self) -> float:
         ages = [age for step in _STEPS if (age := self._policy.seconds(step)) is not None]
+        if self._policy.audit_seconds is not None:
+            ages.append(self._policy.audit_seconds)
         return max(SHORTEST_ROUND_SECONDS, min(ROUND_SECONDS, *(age / 10 for age in ages))) if ages else ROUND_SECONDS
 
 

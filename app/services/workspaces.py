@@ -15,6 +15,8 @@ import structlog
 from pydantic.alias_generators import to_camel
 
 from app.domain.abort import AbortSignal
+from app.domain.audit import SERVICE, AuditAction, audit
+from app.domain.caller import Caller
 from app.domain.clock import now_ms
 from app.domain.idempotency import IdempotencyKey
 from app.domain.ids import new_id
@@ -88,6 +90,7 @@ class _KnownRoot:
 
     path: str
     identity: tuple[int, int]
+    owner: str
 
 
 class WorkspaceService:
@@ -131,7 +134,12 @@ class WorkspaceService:
     # -- use cases ----------------------------------------------------------------------------------------------------
 
     async def create(
-        self, request: WorkspaceRequest, *, owner: str, idempotency: IdempotencyKey | None = None
+        self,
+        request: WorkspaceRequest,
+        *,
+        owner: str,
+        idempotency: IdempotencyKey | None = None,
+        by: Caller = SERVICE,
     ) -> Created:
         """Make a workspace with its files, or adopt a directory. After an error nothing of it is left.
 
@@ -145,14 +153,16 @@ class WorkspaceService:
             NoSpace, Overloaded, StorageUnavailable: nothing was made.
         """
         if idempotency is None:
-            return await self._create(request, owner, None)
+            return await self._create(request, owner, None, by)
         async with self._alone(owner, idempotency):
             made = await made_before(self._storage, self._reads, idempotency, owner=owner)
             if made is not None:
                 return await self._attach(made)
-            return await self._create(request, owner, idempotency)
+            return await self._create(request, owner, idempotency, by)
 
-    async def _create(self, request: WorkspaceRequest, owner: str, idempotency: IdempotencyKey | None) -> Created:
+    async def _create(
+        self, request: WorkspaceRequest, owner: str, idempotency: IdempotencyKey | None, by: Caller
+    ) -> Created:
         managed = request.root is None
         self._check_options(request.options, managed=managed)
         self._require_room(request, managed=managed)
@@ -167,7 +177,8 @@ class WorkspaceService:
             raise from_os_error(error) from error
         workspace = _new_workspace(workspace_id, request, owner, root, laid.identity)
         try:
-            outcome = await self._records.write(CreateWorkspace(workspace, idempotency), droppable=True)
+            noted = audit(by, AuditAction.WORKSPACE_CREATED, workspace_id, **_noted_workspace(workspace))
+            outcome = await self._records.write(CreateWorkspace(workspace, idempotency, noted), droppable=True)
             if isinstance(outcome, Refused):
                 if idempotency is not None and outcome.reason == "key_reused":
                     raise key_reused(idempotency)
@@ -231,11 +242,26 @@ class WorkspaceService:
             raise _gone(workspace_id)
         return workspace
 
+    async def owner(self, workspace_id: str, *, seen_by: str | None) -> str:
+        """Return whom a workspace belongs to, gone or not; `seen_by` None sees every workspace.
+
+        Raises:
+            NotFound: there is none, or it belongs to somebody else.
+        """
+        known = self._known.get(workspace_id)
+        if known is None:
+            return (await self.get(workspace_id, owner=seen_by)).owner
+        if seen_by is not None and known.owner != seen_by:
+            raise NotFound(f"there is no workspace {workspace_id}")
+        return known.owner
+
     async def list(self, *, owner: str | None, before: str | None, limit: int) -> Page[Workspace]:
         """Return workspaces, newest first, deleted ones too."""
         return await self._reads.run(self._storage.workspaces, before=before, limit=limit, owner=owner)
 
-    async def update(self, workspace_id: str, change: WorkspaceChange, *, owner: str | None) -> Workspace:
+    async def update(
+        self, workspace_id: str, change: WorkspaceChange, *, owner: str | None, by: Caller = SERVICE
+    ) -> Workspace:
         """Set the fields of `change` and return the workspace as it is then.
 
         Raises:
@@ -257,6 +283,7 @@ class WorkspaceService:
                     metadata=change.metadata if "metadata" in fields else None,
                     expires_at=_expiry(change.ttl_seconds) if expires else None,
                     clear_expiry=expires and change.ttl_seconds is None,
+                    audit=audit(by, AuditAction.WORKSPACE_UPDATED, workspace_id, **_noted_change(change)),
                 ),
                 droppable=True,
             )
@@ -266,7 +293,7 @@ class WorkspaceService:
         self._remember(workspace)
         return workspace
 
-    async def delete(self, workspace_id: str, *, owner: str | None) -> None:
+    async def delete(self, workspace_id: str, *, owner: str | None, by: Caller = SERVICE) -> None:
         """Cancel what runs in a workspace, move a managed root to the trash and keep the records.
 
         One that is gone already is left as it is.
@@ -276,7 +303,7 @@ class WorkspaceService:
         """
         workspace = await self.get(workspace_id, owner=owner)
         if workspace.status in {WorkspaceStatus.ACTIVE, WorkspaceStatus.DELETING}:
-            await self._end(workspace, WorkspaceStatus.DELETED)
+            await self._end(workspace, WorkspaceStatus.DELETED, by)
 
     async def check_root(self, workspace_id: str) -> None:
         """Look whether the workspace's own directory stands at its root; a missing one is for the calls to tell.
@@ -372,11 +399,13 @@ class WorkspaceService:
             else:
                 self._remember(known)
 
-    async def _end(self, workspace: Workspace, final: WorkspaceStatus) -> None:
+    async def _end(self, workspace: Workspace, final: WorkspaceStatus, by: Caller = SERVICE) -> None:
         self._known.pop(workspace.id, None)
         expires = final is WorkspaceStatus.EXPIRED
+        action = AuditAction.WORKSPACE_EXPIRED if expires else AuditAction.WORKSPACE_DELETED
+        noted = audit(by, action, workspace.id, **_noted_workspace(workspace))
         begun = await self._records.write(
-            SetWorkspaceStatus(workspace.id, WorkspaceStatus.DELETING, only_expired=expires)
+            SetWorkspaceStatus(workspace.id, WorkspaceStatus.DELETING, only_expired=expires, audit=noted)
         )
         if isinstance(begun, Refused):
             return
@@ -391,7 +420,7 @@ class WorkspaceService:
     # -- the rest -----------------------------------------------------------------------------------------------------
 
     def _remember(self, workspace: Workspace) -> _KnownRoot:
-        known = _KnownRoot(workspace.root, (workspace.root_device, workspace.root_inode))
+        known = _KnownRoot(workspace.root, (workspace.root_device, workspace.root_inode), workspace.owner)
         if workspace.status is not WorkspaceStatus.ACTIVE or workspace.expires_at is None:
             self._expiries.pop(workspace.id, None)
         else:
@@ -464,6 +493,19 @@ def _new_workspace(
         last_used_at=at,
         expires_at=_expiry(request.ttl_seconds),
     )
+
+
+def _noted_workspace(workspace: Workspace) -> dict[str, Any]:
+    """Return what the audit log says of a workspace that comes or goes."""
+    return {"trusted": workspace.trusted, "managed": workspace.managed, "root": workspace.root}
+
+
+def _noted_change(change: WorkspaceChange) -> dict[str, Any]:
+    """Return what the audit log says of a change: which fields, and of what decides what may run the new value."""
+    noted: dict[str, Any] = {"fields": sorted(map(to_camel, change.fields))}
+    if "trusted" in change.fields:
+        noted["trusted"] = change.trusted
+    return noted
 
 
 def _expiry(ttl_seconds: int | None) -> int | None:

@@ -9,7 +9,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
+from app.domain.audit import AuditAction, AuditEvent
 from app.domain.batch import Batch, BatchStatus, Summary
+from app.domain.caller import Scope
 from app.domain.clock import now_ms
 from app.domain.events import OutputRow, OutputStream, StoredEvent
 from app.domain.idempotency import IdempotencyKey
@@ -94,10 +96,14 @@ class SchemaTooNew(StorageError):
 
 @dataclass(frozen=True, slots=True)
 class CreateWorkspace:
-    """Existing, when the key has made a workspace of the same owner. Refused: `overlap`, `key_reused`."""
+    """Existing, when the key has made a workspace of the same owner. Refused: `overlap`, `key_reused`.
+
+    Here and below, `audit` is stored with what the write changes, and not when it changes nothing.
+    """
 
     workspace: Workspace
     idempotency: IdempotencyKey | None = None
+    audit: AuditEvent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +121,7 @@ class UpdateWorkspace:
     metadata: Mapping[str, object] | None = None
     expires_at: int | None = None
     clear_expiry: bool = False
+    audit: AuditEvent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +138,7 @@ class SetWorkspaceStatus:
     status: WorkspaceStatus
     at: int = field(default_factory=now_ms)
     only_expired: bool = False
+    audit: AuditEvent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +154,7 @@ class SubmitBatch:
     batch: Batch
     start: StoredEvent
     idempotency: IdempotencyKey | None = None
+    audit: AuditEvent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,22 +232,65 @@ class RequestCancel:
     batch_id: str
     call_id: str | None
     at: int
+    audit: AuditEvent | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """`token_hash` is the SHA-256 of the token; the token itself is shown once and stored nowhere."""
+    """`token_hash` is the SHA-256 of the token; the token itself is shown once and stored nowhere.
+
+    `created_by` is the id of the key that made it, `env` for the environment's, `cli` or `service`. Times are
+    milliseconds since the epoch; a key works until `expires_at` or `revoked_at`, whichever comes first.
+    """
 
     id: str
     name: str
+    owner: str
     token_hash: bytes
-    scopes: tuple[str, ...]
+    scopes: tuple[Scope, ...]
     created_at: int
+    created_by: str
+    expires_at: int | None = None
+    revoked_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CreateKey:
     key: ApiKey
+    audit: AuditEvent | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeKey:
+    """Note when a key was revoked; the first time stays. Refused: `not_found`."""
+
+    key_id: str
+    at: int
+    audit: AuditEvent | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeepSecret:
+    """Store a secret of the service under a name. Existing, when there is one: that one stays."""
+
+    name: str
+    value: bytes
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoteAudit:
+    """Add an event to the audit log."""
+
+    event: AuditEvent
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveAudit:
+    """Remove the oldest events of the audit log that are older than a time, at most so many. Answers Removed."""
+
+    before: int
+    most: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +328,10 @@ Write: TypeAlias = (
     | ClaimBatch
     | RequestCancel
     | CreateKey
+    | RevokeKey
+    | KeepSecret
+    | NoteAudit
+    | RemoveAudit
     | RemoveFromBatch
     | RemoveWorkspace
     | GiveBackPages
@@ -317,6 +373,17 @@ class CallFilter:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditFilter:
+    """Conditions are joined by AND; None does not ask. `since` and `until` are inclusive, in ms since the epoch."""
+
+    action: AuditAction | None = None
+    actor: str | None = None
+    target: str | None = None
+    since: int | None = None
+    until: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class OutputExtent:
     """How many bytes of a stream (or of `combined`) are stored."""
 
@@ -329,6 +396,13 @@ class Made:
 
     id: str
     digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEnd:
+    """`finished_at` is None while the batch runs."""
+
+    finished_at: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,6 +536,24 @@ class Storage(Protocol):
         """Deleted and expired workspaces by the time they went, those after `(ended_at, id)`."""
         ...
 
-    def keys(self) -> list[ApiKey]: ...
+    def batch_end(self, about: str) -> BatchEnd | None:
+        """Return the end of a batch, by its id or by that of one of its calls; None when there is no such batch."""
+        ...
+
+    def secret(self, name: str) -> bytes | None: ...
+
+    def audit_events(
+        self, condition: AuditFilter, *, before: str | None, limit: int, examine: int = 2000
+    ) -> Page[AuditEvent]:
+        """Newest first; at most `examine` rows are looked at, as in `calls`."""
+        ...
+
+    def keys(self) -> list[ApiKey]:
+        """Return the keys that were not revoked."""
+        ...
+
+    def keys_page(self, *, before: str | None, limit: int) -> Page[ApiKey]:
+        """Newest first; revoked ones too."""
+        ...
 
     def close(self) -> None: ...

@@ -220,15 +220,55 @@ def upgrade() -> None:
         "api_keys",
         sa.Column("id", ascii_text, nullable=False),
         sa.Column("name", sa.LargeBinary, nullable=False),
+        sa.Column("owner", ascii_text, nullable=False),
         sa.Column("token_hash", sa.LargeBinary, nullable=False),
         sa.Column("scopes", sa.LargeBinary, nullable=False),
         sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("created_by", ascii_text, nullable=False),
+        sa.Column("expires_at", sa.BigInteger),
+        sa.Column("revoked_at", sa.BigInteger),
         sa.PrimaryKeyConstraint("id", name="pk_api_keys"),
         sqlite_with_rowid=False,
     )
     op.create_index("ux_api_keys_token_hash", "api_keys", ["token_hash"], unique=True)
 
+    op.create_table(
+        "secrets",
+        sa.Column("name", ascii_text, nullable=False),
+        sa.Column("value", sa.LargeBinary, nullable=False),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.PrimaryKeyConstraint("name", name="pk_secrets"),
+        sqlite_with_rowid=False,
+    )
+
+    op.create_table(
+        "audit_events",
+        sa.Column("id", ascii_text, nullable=False),
+        sa.Column("at", sa.BigInteger, nullable=False),
+        sa.Column("action", ascii_text, nullable=False),
+        sa.Column("actor", ascii_text, nullable=False),
+        sa.Column("owner", ascii_text, nullable=False),
+        sa.Column("target", ascii_text),
+        sa.Column("request_id", ascii_text),
+        sa.Column("details", sa.LargeBinary, nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_audit_events"),
+        sqlite_with_rowid=False,
+    )
+    op.create_index("ix_audit_events_actor", "audit_events", ["actor", "id"])
+    targeted, rare = sa.text("target IS NOT NULL"), sa.text("action <> 'batch.submitted'")
+    op.create_index(
+        "ix_audit_events_target",
+        "audit_events",
+        ["target", "id"],
+        sqlite_where=targeted,
+        postgresql_where=targeted,
+    )
+    op.create_index(
+        "ix_audit_events_action", "audit_events", ["action", "id"], sqlite_where=rare, postgresql_where=rare
+    )
+
 
 def downgrade() -> None:
-    for table in ("api_keys", "call_output", "events", "large_arguments", "calls", "batches", "workspaces"):
+    tables = ("audit_events", "secrets", "api_keys", "call_output", "events", "large_arguments", "calls")
+    for table in (*tables, "batches", "workspaces"):
         op.drop_table(table)

@@ -111,10 +111,13 @@ def ask(
         if not _can_be_said_in_json(case.body) or len(str(case.query)) > URL_MAX:
             return
         if mode is schemathesis.GenerationMode.POSITIVE:
-            # No schema says which directories and encodings there are, nor which keys other requests had.
+            # No schema says which directories and encodings there are, what the server grants commands at most, nor
+            # which keys other requests had.
             if isinstance(case.body, dict):
                 case.body.pop("root", None)
-                ((case.body.get("options") or {}).get("read") or {}).pop("encoding", None)
+                options = case.body.get("options") or {}
+                for group, name in (("read", "encoding"), ("bash", "limits"), ("powershell", "limits")):
+                    (options.get(group) or {}).pop(name, None)
                 if not _fits(operation, case.body):
                     return
             if "Idempotency-Key" in case.headers:

@@ -14,27 +14,29 @@ from app.api.dependencies import (
     Limit,
     Reader,
     Services,
+    ToolCaller,
+    Viewer,
     Wait,
     WorkspaceId,
-    Writer,
     event_cursor,
     idempotency_key,
     read_json,
     refuse_when_draining,
+    require_tools,
     services_of,
     waiting,
 )
 from app.api.event_stream import EventStream
 from app.api.negotiation import EVENT_STREAM, JSON_LINES, named, stream_form
-from app.api.openapi import Responses, at_every_route, body_of, header, problems, reference
+from app.api.openapi import Responses, at_every_route, body_of, examples_of, header, problems, reference
 from app.api.schemas import BatchBody, BatchListBody, BatchRequestBody, CallBody, EventBody, batch_request
 from app.api.wire import batch_item_json, batch_json, call_json, decode_cursor, json_response, list_response
 from app.domain.batch import BatchStatus
+from app.domain.caller import Caller
 from app.domain.idempotency import IdempotencyKey
 from app.errors import NotFound
 from app.events.log import Updates
 from app.services.batches import BatchRequest, CallRequest, Submitted
-from app.services.keys import Caller
 from app.services.streams import StreamSlot
 
 TOOL_WAIT_SECONDS: Final = 30.0
@@ -85,7 +87,22 @@ UpdatesParameter = Annotated[
     "is the event stream itself.",
     status_code=202,
     response_model=None,
-    openapi_extra=body_of(BatchRequestBody),
+    openapi_extra=body_of(
+        BatchRequestBody,
+        {
+            "calls": [
+                {"id": "r1", "name": "read", "arguments": {"path": "task.txt"}},
+                {"id": "b1", "name": "bash", "arguments": {"command": "wc -c task.txt"}},
+            ]
+        },
+        {
+            "calls": [{"name": "write", "arguments": {"path": "notes.md", "content": "# Notes\n"}}],
+            "executionMode": "sequential",
+            "onError": "stop",
+            "timeoutMs": 600000,
+            "metadata": {"agent": "a1"},
+        },
+    ),
     responses={
         200: {
             "model": BatchBody,
@@ -104,7 +121,7 @@ UpdatesParameter = Annotated[
 async def create_batch(
     request: Request,
     workspace_id: WorkspaceId,
-    caller: Writer,
+    caller: ToolCaller,
     wait: Wait = None,
     updates: UpdatesParameter = "delta",
     key: IdempotencyHeader = None,
@@ -114,7 +131,7 @@ async def create_batch(
     form = named(request, (EVENT_STREAM, JSON_LINES))
     with ExitStack() as stack:
         # Before anything is stored: a batch must not be accepted whose answer is a refusal.
-        slot = stack.enter_context(services.streams.open(caller.id)) if form is not None else None
+        slot = stack.enter_context(services.streams.open(caller.key_id)) if form is not None else None
         body = await read_json(request)
         asked = batch_request(body)
         idempotency = await idempotency_key(key, "batch", body)
@@ -144,13 +161,13 @@ async def create_batch(
 async def list_batches(
     request: Request,
     workspace_id: WorkspaceId,
-    _caller: Reader,
+    caller: Reader,
     status: Annotated[BatchStatus | None, Query()] = None,
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Response:
     page = await services_of(request).batches.list(
-        workspace_id, owner=None, status=status, before=decode_cursor(cursor, "batch"), limit=limit
+        workspace_id, owner=caller.sees, status=status, before=decode_cursor(cursor, "batch"), limit=limit
     )
     return list_response(map(batch_item_json, page.items), page.next_before)
 
@@ -165,9 +182,9 @@ async def list_batches(
         **problems("not_found"),
     },
 )
-async def get_batch(request: Request, batch_id: BatchId, _caller: Reader, wait: Wait = None) -> Response:
+async def get_batch(request: Request, batch_id: BatchId, caller: Viewer, wait: Wait = None) -> Response:
     time = waiting(request, wait)
-    batch = await services_of(request).batches.get(batch_id, owner=None, wait=time.seconds)
+    batch = await services_of(request).batches.get(batch_id, owner=caller.sees, wait=time.seconds)
     return json_response(batch_json(batch), headers=time.headers)
 
 
@@ -210,7 +227,7 @@ _EVENTS: Final[Responses] = {
 async def get_events(
     request: Request,
     batch_id: BatchId,
-    caller: Reader,
+    caller: Viewer,
     after: Annotated[
         str | None, Query(description="The last event id you have seen.", json_schema_extra={"pattern": "^[0-9]*$"})
     ] = None,
@@ -219,12 +236,12 @@ async def get_events(
     form = stream_form(request)
     cursor = event_cursor(request, after)
     services = services_of(request)
-    frames = await services.batches.open_events(batch_id, owner=None, cursor=cursor, updates=updates)
+    frames = await services.batches.open_events(batch_id, owner=caller.sees, cursor=cursor, updates=updates)
     if frames is None:
         return Response(status_code=204)
     if request.method == "HEAD":
         return EventStream(frames, form)
-    return EventStream(frames, form, on_close=services.streams.open(caller.id, batch_id).close)
+    return EventStream(frames, form, on_close=services.streams.open(caller.key_id, batch_id).close)
 
 
 @router.post(
@@ -239,8 +256,11 @@ async def get_events(
         **problems("not_found"),
     },
 )
-async def cancel_batch(request: Request, batch_id: BatchId, _caller: Writer) -> Response:
-    batch = await services_of(request).batches.cancel(batch_id, owner=None)
+async def cancel_batch(request: Request, batch_id: BatchId, caller: ToolCaller) -> Response:
+    services = services_of(request)
+    batch = await services.batches.get(batch_id, owner=caller.sees)
+    require_tools(request, caller, (call.tool_name for call in batch.calls))
+    batch = await services.batches.cancel(batch_id, owner=caller.sees, by=caller)
     return json_response(batch_json(batch), 200 if batch.status.terminal else 202)
 
 
@@ -253,7 +273,12 @@ async def cancel_batch(request: Request, batch_id: BatchId, _caller: Writer) -> 
     openapi_extra={
         "requestBody": {
             "required": False,
-            "content": {"application/json": {"schema": {"description": "The arguments; nothing is {}."}}},
+            "content": {
+                "application/json": {
+                    "schema": {"description": "The arguments; nothing is {}."},
+                    **examples_of({"command": "ls -l"}, {"path": "task.txt", "limit": 20}),
+                }
+            },
         }
     },
     responses={
@@ -274,7 +299,7 @@ async def call_tool(
     request: Request,
     workspace_id: WorkspaceId,
     tool: Annotated[str, Path(description="The tool's name.")],
-    caller: Writer,
+    caller: ToolCaller,
     wait: Wait = None,
     key: IdempotencyHeader = None,
 ) -> Response:
@@ -300,17 +325,21 @@ async def _submit(
     caller: Caller,
     idempotency: IdempotencyKey | None,
 ) -> Submitted:
+    require_tools(request, caller, (call.name for call in asked.calls))
+    # What happens in a workspace belongs to its owner, also when an operator makes it happen.
+    owner = await services.workspaces.owner(workspace_id, seen_by=caller.sees)
     if idempotency is not None:
-        batch = await services.batches.attach(workspace_id, idempotency, owner=caller.id)
+        batch = await services.batches.attach(workspace_id, idempotency, owner=owner)
         if batch is not None:
             return Submitted(batch, attached=True)
     await services.workspaces.check_root(workspace_id)
     return await services.batches.submit(
         workspace_id,
         asked,
-        owner=caller.id,
-        request_id=request.scope["state"]["request_id"],
+        owner=owner,
+        request_id=caller.request_id,
         idempotency=idempotency,
+        by=caller,
     )
 
 

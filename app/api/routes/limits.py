@@ -35,10 +35,10 @@ async def get_limits(
     if workspace is not None:
         if not is_id(workspace, "ws"):
             raise NotFound(f"there is no workspace {workspace[:64]}")
-        found = await services.workspaces.get(workspace, owner=None)
+        found = await services.workspaces.get(workspace, owner=caller.sees)
         of_workspace = workspace_use(found.id, pressure.of_workspace(found.id, found.root))
     use = UseBody(
-        caller=caller_use(pressure.of_caller(caller.id, caller.id)),
+        caller=caller_use(pressure.of_caller(caller.key_id, caller.owner)),
         workspace=of_workspace,
         service=service_use(pressure.of_service()) if "admin" in caller.scopes else None,
     )

@@ -25,13 +25,25 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
+from app.domain.audit import AuditAction, AuditEvent
 from app.domain.batch import Batch, BatchStatus
 from app.domain.events import EventType, OutputRow, OutputStream, StoredEvent
 from app.domain.ids import first_id
 from app.domain.retention import Removal
 from app.domain.tool_call import CallRecord, CallStatus
 from app.domain.workspace import Workspace, WorkspaceStatus
-from app.storage.base import ApiKey, BatchHead, CallFilter, GoneWorkspace, Made, OutputExtent, Page, UnfinishedBatch
+from app.storage.base import (
+    ApiKey,
+    AuditFilter,
+    BatchEnd,
+    BatchHead,
+    CallFilter,
+    GoneWorkspace,
+    Made,
+    OutputExtent,
+    Page,
+    UnfinishedBatch,
+)
 from app.storage.sql import rows
 from app.storage.sql.schema import (
     ENDED,
@@ -39,18 +51,21 @@ from app.storage.sql.schema import (
     FINISHED,
     OPEN_WORKSPACE,
     PATH_KEY_BYTES,
+    RARE_ACTION,
     TOOL_KEY_BYTES,
     UNFINISHED_BATCH,
     api_keys,
+    audit_events,
     batches,
     call_output,
     calls,
     events,
     large_arguments,
+    secrets,
     workspaces,
 )
 
-_Listed = TypeVar("_Listed", Workspace, Batch)
+_Listed = TypeVar("_Listed", Workspace, Batch, ApiKey)
 
 FIRST_EVENTS: Final = 16
 EVENTS_AT_ONCE: Final = 64
@@ -151,8 +166,15 @@ _UNFINISHED: Final = (
     .where(literal_column(f"batches.{UNFINISHED_BATCH}"))
     .order_by(batches.c.id)
 )
+_BATCH_END: Final = select(batches.c.finished_at).where(
+    batches.c.id
+    == func.coalesce(
+        select(calls.c.batch_id).where(calls.c.id == bindparam("about")).scalar_subquery(), bindparam("about")
+    )
+)
+_SECRET: Final = select(secrets.c.value).where(secrets.c.name == bindparam("name"))
 _PING: Final = select(api_keys.c.id).limit(1)
-_KEYS: Final = select(api_keys).order_by(api_keys.c.id)
+_KEYS: Final = select(api_keys).where(api_keys.c.revoked_at.is_(None)).order_by(api_keys.c.id)
 
 
 # -- workspaces -------------------------------------------------------------------------------------------------------
@@ -241,6 +263,11 @@ def batch_heads(connection: Connection, workspace_id: str, also: Collection[str]
 def last_seq(connection: Connection, batch_id: str) -> tuple[int, BatchStatus] | None:
     row = connection.execute(_LAST_SEQ, {"id": batch_id}).first()
     return None if row is None else (row.last_seq, BatchStatus(row.status))
+
+
+def batch_end(connection: Connection, about: str) -> BatchEnd | None:
+    row = connection.execute(_BATCH_END, {"about": about}).first()
+    return None if row is None else BatchEnd(row.finished_at)
 
 
 # -- calls ------------------------------------------------------------------------------------------------------------
@@ -512,8 +539,61 @@ def ping(connection: Connection) -> None:
     connection.execute(_PING)
 
 
+def secret(connection: Connection, name: str) -> bytes | None:
+    value: bytes | None = connection.scalar(_SECRET, {"name": name})
+    return value
+
+
 def keys(connection: Connection) -> list[ApiKey]:
     return [rows.key(row) for row in connection.execute(_KEYS)]
+
+
+def keys_page(connection: Connection, before: str | None, limit: int) -> Page[ApiKey]:
+    found = _newest(connection, select(api_keys), api_keys.c.id, before, limit)
+    return _page([rows.key(row) for row in found[:limit]], more=len(found) > limit)
+
+
+# -- the audit log ----------------------------------------------------------------------------------------------------
+
+
+def audit_page(
+    connection: Connection, condition: AuditFilter, before: str | None, limit: int, examine: int
+) -> Page[AuditEvent]:
+    columns = audit_events.c
+    indexed: list[list[ColumnElement[bool]]] = []
+    if condition.target is not None:
+        indexed.append([columns.target == condition.target])
+    if condition.action is not None and condition.action is not AuditAction.BATCH_SUBMITTED:
+        # The second says nothing new to a reader; it leads the database to the index that has these.
+        indexed.append([columns.action == condition.action.value, literal_column(f"audit_events.{RARE_ACTION}")])
+    if condition.actor is not None:
+        indexed.append([columns.actor == condition.actor])
+    if condition.action is AuditAction.BATCH_SUBMITTED:
+        indexed.append([columns.action == condition.action.value])
+    alone = len(indexed) == 1 and condition.action is AuditAction.BATCH_SUBMITTED
+    narrow = indexed.pop(0) if indexed and not alone else []
+    rest = [part for parts in indexed for part in parts]
+    if condition.until is not None:
+        narrow.append(columns.id < first_id("audit", condition.until + CLOCK_SLACK_MS))
+        rest.append(columns.at <= condition.until)
+    if condition.since is not None:
+        narrow.append(columns.id >= first_id("audit", condition.since - CLOCK_SLACK_MS))
+        rest.append(columns.at >= condition.since)
+    if before is not None:
+        narrow.append(columns.id < before)
+    examined = select(columns.id).where(*narrow).order_by(columns.id.desc()).limit(examine)
+    window = examined.subquery()
+    found = connection.execute(
+        select(audit_events)
+        .join(window, window.c.id == columns.id)
+        .where(*rest)
+        .order_by(columns.id.desc())
+        .limit(limit + 1)
+    ).all()
+    items = tuple(rows.audit_event(row) for row in found[:limit])
+    if len(found) > limit:
+        return Page(items, items[-1].id)
+    return Page(items, connection.scalar(examined.limit(1).offset(examine - 1)))
 
 
 # -- lists ------------------------------------------------------------------------------------------------------------

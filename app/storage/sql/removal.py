@@ -11,10 +11,11 @@ from sqlalchemy import ColumnElement, Connection, Select, and_, delete, exists, 
 
 from app.domain.batch import BatchStatus
 from app.domain.events import EventType
+from app.domain.ids import first_id
 from app.domain.retention import Removal, RemovedCounts
 from app.domain.workspace import WorkspaceStatus
 from app.storage.base import Refused, Removed, RemoveFromBatch, WriteOutcome
-from app.storage.sql.schema import batches, call_output, calls, events, large_arguments, workspaces
+from app.storage.sql.schema import audit_events, batches, call_output, calls, events, large_arguments, workspaces
 
 PIECE_ROWS: Final = 256
 PIECE_BYTES: Final = 1024 * 1024
@@ -147,3 +148,19 @@ def _last_of_piece(found: Iterable[Any]) -> int | None:
         last = number
         left -= size
     return last
+
+
+def remove_audit(connection: Connection, before: int, most: int) -> Removed:
+    """Remove the oldest events of the audit log; their ids are in the order of time."""
+    oldest = list(
+        connection.scalars(
+            select(audit_events.c.id)
+            .where(audit_events.c.id < first_id("audit", before))
+            .order_by(audit_events.c.id)
+            .limit(most)
+        )
+    )
+    if not oldest:
+        return Removed()
+    connection.execute(delete(audit_events).where(audit_events.c.id <= oldest[-1]))
+    return Removed(RemovedCounts(audit_events=len(oldest)), more=len(oldest) == most)

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from app.domain import json_codec
+from app.domain.audit import AuditAction, AuditEvent
 from app.domain.batch import Batch, BatchStatus, Summary
 from app.domain.events import EventType, OutputRow, StoredEvent
 from app.domain.idempotency import IdempotencyKey
@@ -249,8 +250,54 @@ def output(row: Any) -> OutputRow:
 
 
 def key_row(key: ApiKey) -> RowValues:
-    return (key.id, key.name.encode(), key.token_hash, json_codec.dump(list(key.scopes)), key.created_at)
+    return (
+        key.id,
+        key.name.encode(),
+        key.owner,
+        key.token_hash,
+        json_codec.dump(list(key.scopes)),
+        key.created_at,
+        key.created_by,
+        key.expires_at,
+        key.revoked_at,
+    )
 
 
 def key(row: Any) -> ApiKey:
-    return ApiKey(row.id, row.name.decode(), row.token_hash, tuple(json_codec.parse(row.scopes)), row.created_at)
+    return ApiKey(
+        id=row.id,
+        name=row.name.decode(),
+        owner=row.owner,
+        token_hash=row.token_hash,
+        scopes=tuple(json_codec.parse(row.scopes)),
+        created_at=row.created_at,
+        created_by=row.created_by,
+        expires_at=row.expires_at,
+        revoked_at=row.revoked_at,
+    )
+
+
+def audit_row(event: AuditEvent) -> RowValues:
+    return (
+        event.id,
+        event.at,
+        event.action.value,
+        event.actor,
+        event.owner,
+        event.target,
+        event.request_id,
+        json_codec.dump(event.details),
+    )
+
+
+def audit_event(row: Any) -> AuditEvent:
+    return AuditEvent(
+        id=row.id,
+        at=row.at,
+        action=AuditAction(row.action),
+        actor=row.actor,
+        owner=row.owner,
+        target=row.target,
+        request_id=row.request_id,
+        details=json_codec.parse(row.details),
+    )

@@ -45,6 +45,8 @@ WITH_PATH: Final = "path IS NOT NULL"
 ENDED: Final = "ended_at IS NOT NULL"
 EXPIRES: Final = "status = 'active' AND expires_at IS NOT NULL"
 FINISHED: Final = "finished_at IS NOT NULL"
+RARE_ACTION: Final = "action <> 'batch.submitted'"
+"""What the index by action of the audit log has: most rows are of batches, and to have those would cost each one."""
 UNFINISHED_BATCH: Final = "status IN ('queued', 'running')"
 
 metadata = MetaData(
@@ -272,9 +274,54 @@ api_keys = Table(
     metadata,
     Column("id", _ascii, primary_key=True),
     Column("name", LargeBinary, nullable=False),
+    Column("owner", _ascii, nullable=False),
     Column("token_hash", LargeBinary, nullable=False),
     Column("scopes", LargeBinary, nullable=False),
     Column("created_at", BigInteger, nullable=False),
+    Column("created_by", _ascii, nullable=False),
+    Column("expires_at", BigInteger),
+    Column("revoked_at", BigInteger),
     sqlite_with_rowid=False,
 )
 Index("ux_api_keys_token_hash", api_keys.c.token_hash, unique=True)
+
+
+secrets = Table(
+    "secrets",
+    metadata,
+    Column("name", _ascii, primary_key=True),
+    Column("value", LargeBinary, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+
+# Rows are only ever added, but for what retention removes.
+audit_events = Table(
+    "audit_events",
+    metadata,
+    Column("id", _ascii, primary_key=True),
+    Column("at", BigInteger, nullable=False),
+    Column("action", _ascii, nullable=False),
+    Column("actor", _ascii, nullable=False),
+    Column("owner", _ascii, nullable=False),
+    Column("target", _ascii),
+    Column("request_id", _ascii),
+    Column("details", LargeBinary, nullable=False),
+    sqlite_with_rowid=False,
+)
+Index("ix_audit_events_actor", audit_events.c.actor, audit_events.c.id)
+Index(
+    "ix_audit_events_target",
+    audit_events.c.target,
+    audit_events.c.id,
+    sqlite_where=text("target IS NOT NULL"),
+    postgresql_where=text("target IS NOT NULL"),
+)
+Index(
+    "ix_audit_events_action",
+    audit_events.c.action,
+    audit_events.c.id,
+    sqlite_where=text(RARE_ACTION),
+    postgresql_where=text(RARE_ACTION),
+)

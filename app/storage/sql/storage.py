@@ -8,6 +8,7 @@ import psycopg
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from app.domain.audit import AuditEvent
 from app.domain.batch import Batch, BatchStatus
 from app.domain.events import OutputStream, StoredEvent
 from app.domain.retention import Removal
@@ -15,6 +16,8 @@ from app.domain.tool_call import CallRecord
 from app.domain.workspace import Workspace, WorkspaceStatus
 from app.storage.base import (
     ApiKey,
+    AuditFilter,
+    BatchEnd,
     BatchHead,
     CallFilter,
     GoneWorkspace,
@@ -150,14 +153,28 @@ class SqlStorage:
             position = last.combined_offset + len(last.data)
             limit = queries.next_output_limit(limit, sum(len(row.data) for row in found))
 
+    def batch_end(self, about: str) -> BatchEnd | None:
+        return self._read(queries.batch_end, about)
+
+    def secret(self, name: str) -> bytes | None:
+        return self._read(queries.secret, name)
+
     def removable_batches(self, found_at: Sequence[Removal], *, ended_before: int, limit: int) -> list[str]:
         return self._read(queries.removable_batches, found_at, ended_before, limit)
 
     def gone_workspaces(self, *, ended_before: int, after: tuple[int, str] | None, limit: int) -> list[GoneWorkspace]:
         return self._read(queries.gone_workspaces, ended_before, after, limit)
 
+    def audit_events(
+        self, condition: AuditFilter, *, before: str | None, limit: int, examine: int = 2000
+    ) -> Page[AuditEvent]:
+        return self._read(queries.audit_page, condition, before, limit, examine)
+
     def keys(self) -> list[ApiKey]:
         return self._read(queries.keys)
+
+    def keys_page(self, *, before: str | None, limit: int) -> Page[ApiKey]:
+        return self._read(queries.keys_page, before, limit)
 
     def _read(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
