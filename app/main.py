@@ -354,7 +354,7 @@ async def running(
             tools=ToolCatalog(),
             rates=rates,
             streams=streams,
-            pressure=Pressure(rates, streams, admission, backend, slots, ripgrep.slots, records, policy),
+            pressure=Pressure(rates, streams, admission, backend, slots, ripgrep.slots, records, policy, disk_usage),
             readiness=readiness,
             metrics=metrics,
             about=about,

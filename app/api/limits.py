@@ -33,6 +33,7 @@ class RequestLimitsBody(ResponseModel):
 
 
 class WorkspaceLimitsBody(ResponseModel):
+    bytes: int | None = Field(description="What one that the service made may hold on the disk; null: no limit.")
     metadata_bytes: int
     files: int = Field(description="In the request that makes a workspace.")
     ttl_seconds: int
@@ -148,7 +149,10 @@ class CallerUseBody(ResponseModel):
 
 
 class WorkspaceUseBody(ResponseModel):
+    """`bytes` on the disk, as last looked up; null when nothing asked for that yet."""
+
     id: str
+    bytes: int | None
     batches: int
     commands: SlotUseBody
 
@@ -200,7 +204,12 @@ def limits_body(services: Services, use: UseBody) -> LimitsBody:
             burst=None if rate is None else rate.rate.burst,
             auth_failures_per_minute=None if failures is None else failures.rate.burst,
         ),
-        workspaces=WorkspaceLimitsBody(metadata_bytes=METADATA_MAX_BYTES, files=FILES_MAX, ttl_seconds=TTL_MAX_SECONDS),
+        workspaces=WorkspaceLimitsBody(
+            bytes=pressure.disk.most,
+            metadata_bytes=METADATA_MAX_BYTES,
+            files=FILES_MAX,
+            ttl_seconds=TTL_MAX_SECONDS,
+        ),
         batches=BatchLimitsBody(
             calls=CALLS_MAX,
             parallel_calls=PARALLEL_CALLS,
@@ -269,7 +278,7 @@ def caller_use(use: CallerUse) -> CallerUseBody:
 
 
 def workspace_use(workspace_id: str, use: WorkspaceUse) -> WorkspaceUseBody:
-    return WorkspaceUseBody(id=workspace_id, batches=use.batches, commands=_slots(use.commands))
+    return WorkspaceUseBody(id=workspace_id, bytes=use.bytes, batches=use.batches, commands=_slots(use.commands))
 
 
 def service_use(use: ServiceUse) -> ServiceUseBody:

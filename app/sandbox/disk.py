@@ -144,6 +144,12 @@ class DiskUsage:
         most = self.bound(managed=managed, asked=asked)
         return None if most is None else Quota(self, root, identity, most)
 
+    def held(self, identity: tuple[int, int]) -> int | None:
+        """Return how many bytes a workspace held when that was last looked up or counted; None when it never was."""
+        with self._lock:
+            known = self._known.get(identity)
+            return None if known is None or known.measured_at == float("-inf") else known.used + known.pending
+
     def bound(self, *, managed: bool, asked: int | None) -> int | None:
         """Return what a workspace may hold; None for as much as there is room for."""
         bounds = [bound for bound in (self.most if managed else None, asked) if bound is not None]

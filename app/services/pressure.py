@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+from app.domain.workspace import Workspace
 from app.execution.backends.admission import Admission
 from app.execution.backends.local import LocalBackend
+from app.sandbox.disk import DiskUsage
 from app.sandbox.limits import CommandPolicy
 from app.sandbox.process_slots import ProcessSlots, SlotUse
 from app.services.request_rates import RequestRates
@@ -23,8 +25,11 @@ class CallerUse:
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceUse:
+    """`bytes` on the disk, as last looked up; None when nothing asked for that yet."""
+
     batches: int
     commands: SlotUse
+    bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,7 @@ class Pressure:
     searches: ProcessSlots
     records: RecordWriter
     policy: CommandPolicy
+    disk: DiskUsage
 
     def of_caller(self, key_id: str, owner: str) -> CallerUse:
         requests = self.rates.requests
@@ -62,8 +68,12 @@ class Pressure:
             streams=self.streams.of_key(key_id),
         )
 
-    def of_workspace(self, workspace_id: str, root: str) -> WorkspaceUse:
-        return WorkspaceUse(self.admission.of_workspace(workspace_id), self.commands.use_in(root))
+    def of_workspace(self, workspace: Workspace) -> WorkspaceUse:
+        return WorkspaceUse(
+            self.admission.of_workspace(workspace.id),
+            self.commands.use_in(workspace.root),
+            self.disk.held((workspace.root_device, workspace.root_inode)),
+        )
 
     def of_service(self) -> ServiceUse:
         weight = self.records.weight

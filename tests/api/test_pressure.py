@@ -149,6 +149,7 @@ def test_batches_beyond_the_queues_are_refused_and_leave_nothing_behind(
     queued = first.hold()
     assert first.use()["workspace"] == {
         "id": first.id,
+        "bytes": first.use()["workspace"]["bytes"],
         "batches": 2,
         "commands": {"running": first.use()["workspace"]["commands"]["running"], "waiting": 0},
     }

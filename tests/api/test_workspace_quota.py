@@ -68,6 +68,18 @@ def test_a_write_that_does_not_fit_says_what_there_is_and_changes_nothing(client
     assert call(client, place, "write", path="b", content="x" * 1_000_000)["status"] == "succeeded"
 
 
+def test_limits_tell_the_quota_and_what_a_workspace_holds(client: httpx2.Client, make: Make) -> None:
+    place = make()
+    workspace_id = place.rpartition("/")[2]
+    told = client.get(f"/v1/limits?workspace={workspace_id}").json()
+    assert (told["workspaces"]["bytes"], told["use"]["workspace"]["bytes"]) == (MOST, None)
+    call(client, place, "write", path="a", content="x" * 500_000)
+    told = client.get(f"/v1/limits?workspace={workspace_id}").json()
+    assert 500_000 <= told["use"]["workspace"]["bytes"] < 600_000
+    commands = told["commands"]
+    assert (commands["processes"], commands["openFiles"], commands["network"]) == (1_024, 4_096, False)
+
+
 def test_an_edit_that_does_not_fit_changes_nothing(client: httpx2.Client, make: Make) -> None:
     place = make(files={"a": "x"})
     edits = [{"oldText": "x", "newText": "y" * 2_500_000}]

@@ -36,7 +36,7 @@ async def get_limits(
         if not is_id(workspace, "ws"):
             raise NotFound(f"there is no workspace {workspace[:64]}")
         found = await services.workspaces.get(workspace, owner=caller.sees)
-        of_workspace = workspace_use(found.id, pressure.of_workspace(found.id, found.root))
+        of_workspace = workspace_use(found.id, pressure.of_workspace(found))
     use = UseBody(
         caller=caller_use(pressure.of_caller(caller.key_id, caller.owner)),
         workspace=of_workspace,
