@@ -23,6 +23,7 @@ from app.domain.caller import OWNER, SCOPES
 from app.domain.caller import Scope as KeyScope
 from app.errors import ConfigurationError
 from app.main import copy_records, create_app, create_key, migrate, relocate_workspaces
+from app.sandbox.account import keep_others_out
 from app.services.keys import KeyRequest
 from app.settings import Settings, unknown_variables, variable
 from app.storage.base import StorageError
@@ -249,6 +250,7 @@ async def serving_metrics(settings: Settings, metrics: Metrics) -> AsyncIterator
 
 def _serve(settings: Settings) -> int:
     """Serve until told to stop; return the exit status, 1 when the service had to give up."""
+    keep_others_out()
     with _bind(settings.host, settings.port) as listener:
         app = create_app(settings)
         config = uvicorn.Config(

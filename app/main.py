@@ -5,10 +5,12 @@ waits is stored, then everything is closed. The server drains before (`app.__mai
 """
 
 import asyncio
+import hashlib
 import math
 import os
 import platform
 import signal
+import stat
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
@@ -28,6 +30,7 @@ from app.api.openapi import build_openapi
 from app.api.routes import audit, batches, calls, files, keys, limits, operations, tools, url_tokens, workspaces
 from app.domain.abort import AbortReason
 from app.domain.audit import COMMAND_LINE
+from app.domain.encodings import load_codecs
 from app.domain.retention import RetentionPolicy
 from app.domain.workspace import Workspace
 from app.errors import ConfigurationError
@@ -39,6 +42,7 @@ from app.execution.finalizer import Finalizer
 from app.execution.recovery import recover
 from app.execution.runner import BatchRunner
 from app.hooks.chain import hook_chain, load_hooks
+from app.sandbox.account import Account, acts_as_others, find_account, obstacle, require_power_to_act
 from app.sandbox.base import Sandbox, Tier
 from app.sandbox.containment import display_path
 from app.sandbox.decoder import Decoder
@@ -46,9 +50,11 @@ from app.sandbox.disk import DiskUsage
 from app.sandbox.file_pool import FilePool
 from app.sandbox.limits import CommandLimits, CommandPolicy, memory_share
 from app.sandbox.local import LocalSandbox
+from app.sandbox.namespace import find_bwrap
 from app.sandbox.process_slots import ProcessSlots
+from app.sandbox.programs import provide
 from app.sandbox.refused import RefusedSandbox
-from app.sandbox.ripgrep import Ripgrep
+from app.sandbox.ripgrep import Ripgrep, installed_ripgrep
 from app.sandbox.selection import SandboxMeans, select_sandbox
 from app.services.archives import ArchiveService
 from app.services.audit import AuditLog
@@ -63,7 +69,7 @@ from app.services.retention import Retention
 from app.services.streams import StreamSlots
 from app.services.tool_catalog import ToolCatalog
 from app.services.url_tokens import UrlTokenService, secret_of
-from app.services.workspace_roots import WorkspaceRoots, identity
+from app.services.workspace_roots import WorkspaceRoots, look_at
 from app.services.workspaces import WorkspaceService
 from app.settings import Settings, variable
 from app.storage.ballast import Ballast
@@ -85,6 +91,9 @@ from app.tools.registry import ToolsOptions, WorkspaceTools, all_tool_names
 # For what a server that did not drain left running, and for what still waits to be stored.
 END_SECONDS: Final = 0.5
 STORE_SECONDS: Final = 1.0
+
+# Workspaces of a service that is root and was started in a directory nobody else can reach.
+ELSEWHERE: Final = Path("/var/lib/toolcrib")
 
 _DESCRIPTION: Final = (
     "Lends an agent a workspace and tools to work in it: batches of tool calls, streamed as events, kept as records. "
@@ -222,13 +231,17 @@ async def running(
     metrics = metrics or Metrics(sorted(all_tool_names))
     async with AsyncExitStack() as stack:
         await asyncio.to_thread(_make_data_dir, settings)
+        account = await asyncio.to_thread(_account, settings)
         if settings.database_url is None:
             stack.enter_context(InstanceLock(settings.data_dir))
+        place = await asyncio.to_thread(_place, settings, account)
+        if account is not None:
+            await asyncio.to_thread(load_codecs)
         storage = await asyncio.to_thread(_open_storage, settings)
         stack.callback(storage.close)
         reads = ReadPool()
         stack.callback(reads.close)
-        readiness = Readiness(storage, reads, settings.data_dir)
+        readiness = Readiness(storage, reads, place)
 
         # The log asks the backend, which writes to the log: one of the two has to come second.
         backends: list[LocalBackend] = []
@@ -264,12 +277,13 @@ async def running(
         mutations = FileMutationQueue()
         policy = _command_policy(settings)
         disk_usage = DiskUsage(settings.workspace_bytes or None)
-        sandbox = await _sandbox(settings, policy.limits)
+        means = await asyncio.to_thread(_means, settings, policy.limits, account, place)
+        sandbox = await _sandbox(settings, means)
         stack.push_async_callback(sandbox.close)
         # Searching runs no code of a caller, so it works where commands are refused.
-        searching = sandbox if isinstance(sandbox, LocalSandbox) else LocalSandbox(most=policy.limits)
+        searching = sandbox if isinstance(sandbox, LocalSandbox) else LocalSandbox(most=policy.limits, account=account)
         stack.push_async_callback(searching.close)
-        ripgrep = Ripgrep(searching)
+        ripgrep = Ripgrep(searching, program=None if means.ripgrep is None else str(means.ripgrep))
         slots = ProcessSlots(settings.commands, settings.commands_per_workspace)
         decoder = Decoder()
         stack.callback(decoder.close)
@@ -309,7 +323,7 @@ async def running(
             records=records,
             files=file_pool,
             batches=batch_service,
-            roots=WorkspaceRoots(settings.data_dir, settings.workspace_roots),
+            roots=WorkspaceRoots(place, settings.workspace_roots, account=account, private=(settings.data_dir,)),
             allow_unrestricted=settings.allow_unrestricted,
             policy=policy,
             usage=disk_usage,
@@ -330,7 +344,7 @@ async def running(
             python=platform.python_version(),
             database="sqlite" if settings.database_url is None else "postgresql",
             sandbox=sandbox.report.to_json(),
-            ripgrep=await ripgrep.version(),
+            ripgrep=await ripgrep.version(account),
             powershell=find_powershell(shared.powershell) is not None,
         )
         access = FileAccess(workspace_service, file_pool, mutations, disk_usage)
@@ -397,7 +411,8 @@ async def running(
         housekeeping = asyncio.create_task(workspace_service.keep_house(), name="housekeeping")
         stack.push_async_callback(_cancel, housekeeping)
         stack.push_async_callback(_end_batches, batch_service)
-        _log.info("ready", data_dir=str(settings.data_dir), sandbox=about.sandbox)
+        run_as = os.geteuid() if account is None else account.uid
+        _log.info("ready", data_dir=str(settings.data_dir), sandbox=about.sandbox, run_as=run_as)
         yield services
 
 
@@ -445,15 +460,15 @@ def relocate_workspaces(settings: Settings, tell: Callable[[str], None]) -> None
     """
     _make_data_dir(settings)
     _open_storage(settings).close()
-    roots = WorkspaceRoots(settings.data_dir, settings.workspace_roots)
+    roots = WorkspaceRoots(_place(settings, _account(settings)), settings.workspace_roots)
 
     def find(workspace: Workspace) -> Standing | None:
         root = roots.managed(workspace.id) if workspace.managed else workspace.root
-        found = identity(root) if Path(root).is_dir() else None
+        found = look_at(root) if Path(root).is_dir() else None
         if found is None:
             tell(f"{workspace.id}: there is no directory {display_path(root)}")
             return None
-        return Standing(root, *found)
+        return Standing(root, *found.identity)
 
     url = settings.database_url
     try:
@@ -489,18 +504,112 @@ def create_key(settings: Settings, request: KeyRequest) -> str:
 
 
 def _make_data_dir(settings: Settings) -> None:
+    """Make the data directory, and keep what is in it to this process's user: others may pass through it."""
     try:
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if settings.database_url is None:
+            _database_file(settings).touch(mode=0o600)  # the database makes its other files like this one
+        for entry in settings.data_dir.iterdir():
+            if entry.is_file() and not entry.is_symlink():
+                entry.chmod(entry.stat().st_mode & 0o700)
     except OSError as error:
         raise ConfigurationError(
             f"{variable('data_dir')}: {settings.data_dir} cannot be made: {error.strerror}."
         ) from None
 
 
+def _database_file(settings: Settings) -> Path:
+    return settings.data_dir / "toolcrib.db"
+
+
+def _account(settings: Settings) -> Account | None:
+    """Return the account that owns managed workspaces; None when that is this process's own user.
+
+    Raises:
+        ConfigurationError: it cannot be the one that is asked for.
+    """
+    name = variable("run_as")
+    if not acts_as_others() and "run_as" not in settings.model_fields_set:
+        return None
+    try:
+        account = find_account(settings.run_as)
+    except ValueError as error:
+        raise ConfigurationError(f"{name}={settings.run_as} is wrong: {error}.") from None
+    if acts_as_others():
+        require_power_to_act(account)
+        return account
+    if account.uid != os.geteuid():
+        raise ConfigurationError(
+            f"{name}={settings.run_as} cannot be had: the service was started as user {os.geteuid()}, and only root "
+            "can act as others. Leave it unset, or start the service as root."
+        )
+    return None
+
+
+def _place(settings: Settings, account: Account | None) -> Path:
+    """Return the directory workspaces are made in: the data directory, or one elsewhere when that cannot be reached.
+
+    Raises:
+        ConfigurationError: the account cannot reach the data directory that was asked for.
+    """
+    data_dir = settings.data_dir
+    if account is None:
+        return data_dir
+    # What is in it keeps to itself; passing through is what an account needs.
+    data_dir.chmod(stat.S_IMODE(data_dir.stat().st_mode) | 0o011)
+    closed = obstacle(data_dir, account)
+    if closed is None:
+        return data_dir
+    place = ELSEWHERE / hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]
+    if "data_dir" not in settings.model_fields_set:
+        # A checkout below the home of root: it shall serve as it is, without anybody opening that home.
+        with suppress(OSError):
+            for directory in (ELSEWHERE, place):
+                directory.mkdir(mode=0o711, parents=True, exist_ok=True)
+                directory.chmod(0o711)
+            if obstacle(place, account) is None:
+                _log.warning("workspaces_elsewhere", directory=str(place), closed=str(closed), user=account.uid)
+                return place
+    raise ConfigurationError(
+        f"{variable('data_dir')}: files are touched and commands run as user {account.uid} ({variable('run_as')}), who "
+        f"may not pass {closed} on the way to {data_dir}: choose a data directory elsewhere, such as {ELSEWHERE}, or "
+        f"let others pass (chmod o+x {closed})."
+    )
+
+
+def _means(settings: Settings, most: CommandLimits, account: Account | None, place: Path) -> SandboxMeans:
+    """Return what sandboxes are made with, programs where the account can start them.
+
+    Raises:
+        ConfigurationError: a program cannot be copied to such a place.
+    """
+    bwrap = find_bwrap(None if settings.bwrap is None else str(settings.bwrap))
+    ripgrep = installed_ripgrep()
+    try:
+        provided = [
+            None if program is None else Path(provide(program, account, place / "programs"))
+            for program in (bwrap, ripgrep)
+        ]
+    except OSError as error:
+        raise ConfigurationError(
+            f"programs cannot be copied to {place}, where user {account and account.uid} can start them: "
+            f"{error.strerror}."
+        ) from None
+    return SandboxMeans(
+        place,
+        settings.sandbox_readable,
+        bwrap=provided[0],
+        ripgrep=provided[1],
+        most=most,
+        account=account,
+        hidden=() if settings.data_dir == place else (settings.data_dir,),
+    )
+
+
 def _open_storage(settings: Settings) -> SqlStorage:
     url = settings.database_url
     try:
-        storage = SqlStorage(settings.data_dir / "toolcrib.db" if url is None else url.get_secret_value())
+        storage = SqlStorage(_database_file(settings) if url is None else url.get_secret_value())
     except (ConfigurationError, ValueError) as error:
         raise ConfigurationError(_sentence(f"{variable('database_url')} is wrong", error)) from None
     try:
@@ -545,7 +654,7 @@ def _command_policy(settings: Settings) -> CommandPolicy:
     )
 
 
-async def _sandbox(settings: Settings, most: CommandLimits) -> Sandbox:
+async def _sandbox(settings: Settings, means: SandboxMeans) -> Sandbox:
     """Return the strongest sandbox that holds, or the one that is asked for.
 
     Raises:
@@ -556,7 +665,6 @@ async def _sandbox(settings: Settings, most: CommandLimits) -> Sandbox:
         tiers = (settings.sandbox,)
     elif not settings.loopback:
         tiers = ("namespace", "landlock")
-    means = SandboxMeans(settings.data_dir, settings.sandbox_readable, settings.bwrap, most)
     selection = await select_sandbox(tiers, means)
     for tier, reason in selection.refused.items():
         if settings.sandbox != "auto":
@@ -572,8 +680,6 @@ async def _sandbox(settings: Settings, most: CommandLimits) -> Sandbox:
     report = sandbox.report
     if report.tier == "process":
         _log.warning("commands_are_not_isolated", missing=list(report.missing))
-    if os.geteuid() == 0:
-        _log.warning("commands_run_as_root", tier=report.tier)
     return sandbox
 
 

@@ -65,6 +65,7 @@ class Settings(BaseSettings):
     running_batches_per_workspace: int = Field(default=RUNNING_BATCHES_PER_WORKSPACE, ge=1, le=10_000)
     streams_per_key: int = Field(default=STREAMS_PER_KEY, ge=1, le=1_000_000)
     streams_per_batch: int = Field(default=STREAMS_PER_BATCH, ge=1, le=1_000_000)
+    run_as: str = "nobody"
     commands: int = Field(default=COMMANDS, ge=1, le=10_000)
     commands_per_workspace: int = Field(default=COMMANDS_PER_WORKSPACE, ge=1, le=10_000)
     sandbox: Literal["auto", "namespace", "landlock", "process"] = "auto"
@@ -135,6 +136,18 @@ class Settings(BaseSettings):
             raise PydanticCustomError("api_key", "it may hold only visible ASCII characters and no blanks")
         return value
 
+    @field_validator("run_as")
+    @classmethod
+    def _names_a_user(cls, value: str) -> str:
+        numbers = value.split(":")
+        if len(numbers) > 2 or (len(numbers) == 2 and not all(map(_is_number, numbers))):
+            raise PydanticCustomError("run_as", "it has to be a user's name, a number, or two numbers as uid:gid")
+        if _is_number(numbers[0]) and any(not 0 < int(number) < 2**32 - 1 for number in numbers):
+            raise PydanticCustomError("run_as", "nothing is done as user or group 0, and no number is above 4294967294")
+        if value == "root":
+            raise PydanticCustomError("run_as", "nothing is done as root")
+        return value
+
     @field_validator("bwrap")
     @classmethod
     def _is_a_program(cls, value: Path | None) -> Path | None:
@@ -198,6 +211,10 @@ class Settings(BaseSettings):
                     "cors_origins", "{origin} is no origin such as https://app.example.org", {"origin": origin}
                 )
         return value
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 10
 
 
 def variable(field: str) -> str:

@@ -27,6 +27,7 @@ def main() -> int:
 
     options.results.mkdir(parents=True, exist_ok=True)
     data_dir = Path(tempfile.mkdtemp(prefix="data-", dir=options.results))
+    data_dir.chmod(0o711)  # as root, the service acts as a user who has to pass through here
     figures = []
     try:
         facts = machine_facts(data_dir)

@@ -12,6 +12,7 @@ from typing import get_args
 
 from app.domain.abort import AbortSignal
 from app.domain.events import OutputStream
+from app.sandbox.account import NOBODY, Account, acts_as_others
 from app.sandbox.base import ProcessSpec, Tier
 from app.sandbox.confinement import LINKED
 from app.sandbox.environment import command_environment
@@ -39,7 +40,11 @@ async def _measure(runs: int, seconds: float, output_bytes: int, private: Path) 
     root = private / "root"
     root.mkdir()
     bwrap = find_bwrap(None)
-    made = {tier: await select_sandbox([tier], SandboxMeans(private)) for tier in get_args(Tier)}
+    account = Account(NOBODY, NOBODY) if acts_as_others() else None
+    if account is not None:
+        os.chown(root, account.uid, account.gid)
+    means = SandboxMeans(private, account=account)
+    made = {tier: await select_sandbox([tier], means) for tier in get_args(Tier)}
     sandboxes = {tier: selection.sandbox for tier, selection in made.items() if selection.sandbox is not None}
     fd = os.open(root, os.O_PATH | os.O_DIRECTORY)
     spec = ProcessSpec(["/bin/bash", "-c", "true"], fd, command_environment(str(root), {}), limits=LIMITS)

@@ -182,8 +182,10 @@ class WorkspaceStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """A workspace's row. `root` is the real path; its device and inode tell when another directory replaced it.
+    """A workspace's row.
 
+    `root` is the real path; its device and inode tell when another directory replaced it, its uid and gid as whom its
+    files are touched and its commands run by a service that is root.
     `options` is what the caller set, as JSON; times are milliseconds since the epoch.
     """
 
@@ -193,6 +195,8 @@ class Workspace:
     root: str
     root_device: int
     root_inode: int
+    root_uid: int
+    root_gid: int
     managed: bool
     trusted: bool
     options: WorkspaceOptions

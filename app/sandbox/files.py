@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import itertools
 import os
 import re
 import stat
@@ -35,6 +36,7 @@ ETAG_HASH_BYTES: Final = 16 * 1_048_576
 _TEMPORARY_NAME: Final = re.compile(re.escape(TEMPORARY_PREFIX) + r"[0-9a-f]{16}\Z")
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _REMOVE_ATTEMPTS: Final = 3
+_NAMES_AT_ONCE: Final = 1_000
 
 
 class ParentVanished(Exception):
@@ -273,6 +275,43 @@ def remove_tree(parent: int, name: str, check: Callable[[], None] = go_on) -> No
         else:
             return
     raise problem or OSError(errno.EBUSY, "the tree changes while it is removed", name)
+
+
+def empty_directory(path: str, check: Callable[[], None] = go_on) -> None:
+    """Remove everything in the directory `path`, as `remove_tree` does, and leave the directory itself.
+
+    Raises:
+        OSError: what could not be removed, after everything else was; the directory cannot be opened.
+    """
+    directory = os.open(path, O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(directory).st_mode & 0o700 != 0o700:
+            os.chmod(f"/proc/self/fd/{directory}", 0o700)
+        problem: OSError | None = None
+        kept: set[str] = set()
+        while names := _first_names(directory, kept):
+            for name in names:
+                check()
+                try:
+                    remove_tree(directory, name, check)
+                except OSError as error:
+                    problem = problem or error
+                    kept.add(name)
+        if problem is not None:
+            raise problem
+    finally:
+        os.close(directory)
+
+
+def _first_names(directory: int, without: set[str]) -> list[str]:
+    """Return some of the names in an open directory."""
+    fd = os.open(b".", _OPEN_DIRECTORY, dir_fd=directory)
+    try:
+        with os.scandir(fd) as entries:
+            names = (entry.name for entry in entries)
+            return list(itertools.islice((name for name in names if name not in without), _NAMES_AT_ONCE))
+    finally:
+        os.close(fd)
 
 
 def _locked(name: str, directory: int) -> bool:

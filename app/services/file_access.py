@@ -17,6 +17,7 @@ from app.errors import (
     PayloadTooLarge,
     ToolError,
 )
+from app.sandbox.account import account_of
 from app.sandbox.containment import Root, Target
 from app.sandbox.disk import DiskUsage, Quota
 from app.sandbox.file_pool import FilePool
@@ -50,7 +51,7 @@ class Visit:
         self.workspace = workspace
         self.quota = quota
         self.signal = AbortSignal()
-        self._files = files
+        self._files = files.acting_as(account_of(workspace.root_uid, workspace.root_gid))
         self._mutations = mutations
 
     def root(self) -> Root:

@@ -22,12 +22,22 @@ from app.domain.idempotency import IdempotencyKey
 from app.domain.ids import new_id
 from app.domain.workspace import Workspace, WorkspaceOptions, WorkspaceStatus
 from app.errors import AppError, Conflict, NoSpace, NotFound, Overloaded, WorkspaceGone, WorkspaceMoved
+from app.sandbox.account import Account, account_of, acts_as_others
 from app.sandbox.disk import DiskUsage
 from app.sandbox.file_pool import FilePool
 from app.sandbox.limits import NO_POLICY, CommandPolicy
 from app.services.batches import BatchService
 from app.services.idempotency import key_reused, made_before
-from app.services.workspace_roots import WorkspaceRoots, from_os_error, identity, invalid, lay_in, sweep, take_out
+from app.services.workspace_roots import (
+    Adoption,
+    WorkspaceRoots,
+    from_os_error,
+    invalid,
+    lay_in,
+    look_at,
+    sweep,
+    take_out,
+)
 from app.storage.base import CreateWorkspace, Existing, Page, Refused, SetWorkspaceStatus, Storage, UpdateWorkspace
 from app.storage.read_pool import ReadPool
 from app.storage.record_writer import RecordWriter
@@ -91,6 +101,7 @@ class _KnownRoot:
     path: str
     identity: tuple[int, int]
     owner: str
+    account: Account | None
 
 
 class WorkspaceService:
@@ -168,14 +179,15 @@ class WorkspaceService:
         self._require_room(request, managed=managed)
         workspace_id = new_id("ws")
         if request.root is None:
-            root = self._roots.managed(workspace_id)
+            adoption = Adoption(self._roots.managed(workspace_id), *self._roots.owner)
         else:
-            root = await self._run(self._roots.adopted, request.root)
+            adoption = await self._run(self._roots.adopted, request.root)
+        root, account = adoption.root, account_of(adoption.uid, adoption.gid)
         try:
-            laid = await self._run(partial(lay_in, root, request.files, make=managed))
+            laid = await self._run(partial(lay_in, root, request.files, account, make=managed))
         except OSError as error:
             raise from_os_error(error) from error
-        workspace = _new_workspace(workspace_id, request, owner, root, laid.identity)
+        workspace = _new_workspace(workspace_id, request, owner, adoption, laid.identity)
         try:
             noted = audit(by, AuditAction.WORKSPACE_CREATED, workspace_id, **_noted_workspace(workspace))
             outcome = await self._records.write(CreateWorkspace(workspace, idempotency, noted), droppable=True)
@@ -187,10 +199,10 @@ class WorkspaceService:
                     errors=[{"pointer": "#/root", "code": outcome.reason, "message": "overlaps another workspace"}],
                 )
         except AppError:
-            await self._run(partial(take_out, root, laid, made=managed))
+            await self._run(partial(take_out, root, laid, account, made=managed))
             raise
         if isinstance(outcome, Existing):
-            await self._run(partial(take_out, root, laid, made=managed))
+            await self._run(partial(take_out, root, laid, account, made=managed))
             return await self._attach(outcome.id)
         self._remember(workspace)
         return Created(workspace, attached=False)
@@ -236,10 +248,16 @@ class WorkspaceService:
 
         Raises:
             NotFound, WorkspaceGone.
+            WorkspaceMoved: it belongs to root, and so does this process.
         """
         workspace = await self.get(workspace_id, owner=owner)
         if workspace.status is not WorkspaceStatus.ACTIVE or _expired(workspace):
             raise _gone(workspace_id)
+        if _is_of_root(workspace):
+            raise WorkspaceMoved(
+                f"{workspace.root} belongs to root, and a service that is root does nothing as root: start it as an "
+                "ordinary user, or make a new workspace"
+            )
         return workspace
 
     async def owner(self, workspace_id: str, *, seen_by: str | None) -> str:
@@ -310,22 +328,31 @@ class WorkspaceService:
 
         Raises:
             NotFound, WorkspaceGone: there is no such workspace, or it was deleted or expired.
-            WorkspaceMoved: another directory stands there.
+            WorkspaceMoved: another directory stands there, or it belongs to another user now.
         """
         known = self._known.get(workspace_id)
         expires_at = self._expiries.get(workspace_id)
         if known is None or (expires_at is not None and expires_at <= now_ms()):
             # Looked up when its time has come, too: another process may have given it more.
-            known = self._remember(await self.usable(workspace_id, owner=None))
+            workspace = await self.usable(workspace_id, owner=None)
+            self._remember(workspace)
+            known = _known_root(workspace)
         try:
             async with asyncio.timeout(LOOK_SECONDS):
-                found = await self._run(identity, known.path)
+                found = await self._run_as(known.account, look_at, known.path)
         except TimeoutError:
             return
-        if found is not None and found != known.identity:
+        if found is None:
+            return
+        if found.identity != known.identity:
             raise WorkspaceMoved(
                 f"another directory stands at {known.path}; put the old one back, make a new workspace, or, after a "
                 "restore, run `toolcrib db relocate`"
+            )
+        if known.account is not None and found.uid != known.account.uid:
+            raise WorkspaceMoved(
+                f"{known.path} was given to another user; give it back to user {known.account.uid}, or make a new "
+                "workspace"
             )
 
     # -- keeping house ------------------------------------------------------------------------------------------------
@@ -335,7 +362,7 @@ class WorkspaceService:
         await self._run(self._roots.make_directories)
         for batch in await self._reads.run(self._storage.unfinished_batches):
             workspace = await self._reads.run(self._storage.workspace, batch.workspace_id)
-            if workspace is not None and batch.started:
+            if workspace is not None and batch.started and not _is_of_root(workspace):
                 self._interrupted[workspace.id] = workspace
         for workspace in await self._reads.run(self._storage.workspaces_with_status, WorkspaceStatus.DELETING):
             final = WorkspaceStatus.EXPIRED if _expired(workspace) else WorkspaceStatus.DELETED
@@ -382,6 +409,7 @@ class WorkspaceService:
             removed = await self._run_until_cancelled(
                 partial(sweep, workspace.root, (workspace.root_device, workspace.root_inode), older_than=SWEEP_SECONDS),
                 workspace.root,
+                account_of(workspace.root_uid, workspace.root_gid),
             )
             if removed:
                 _log.info("temporary_files_removed", workspace_id=workspace.id, files=removed)
@@ -419,18 +447,16 @@ class WorkspaceService:
 
     # -- the rest -----------------------------------------------------------------------------------------------------
 
-    def _remember(self, workspace: Workspace) -> _KnownRoot:
-        known = _KnownRoot(workspace.root, (workspace.root_device, workspace.root_inode), workspace.owner)
+    def _remember(self, workspace: Workspace) -> None:
         if workspace.status is not WorkspaceStatus.ACTIVE or workspace.expires_at is None:
             self._expiries.pop(workspace.id, None)
         else:
             self._expiries[workspace.id] = workspace.expires_at
             self._wake.set()
-        if workspace.status is WorkspaceStatus.ACTIVE:
+        if workspace.status is WorkspaceStatus.ACTIVE and not _is_of_root(workspace):
             if len(self._known) >= KNOWN_ROOTS:
                 self._known.pop(next(iter(self._known)))
-            self._known[workspace.id] = known
-        return known
+            self._known[workspace.id] = _known_root(workspace)
 
     def _require_room(self, request: WorkspaceRequest, *, managed: bool) -> None:
         most = self._usage.bound(managed=managed, asked=request.options.quota_bytes)
@@ -464,26 +490,34 @@ class WorkspaceService:
                     f"this server allows at most {most} ({setting}); a workspace can only lower that",
                 )
 
-    async def _run_until_cancelled(self, function: Callable[[Callable[[], None]], R], workspace: str) -> R:
+    async def _run_until_cancelled(
+        self, function: Callable[[Callable[[], None]], R], workspace: str, account: Account | None = None
+    ) -> R:
         """Run work in a thread that looks whether it is called off between its steps."""
-        signal = AbortSignal()
-        return await self._files.run(function, signal.raise_if_aborted, signal=signal, workspace=workspace)
+        signal, files = AbortSignal(), self._files.acting_as(account)
+        return await files.run(function, signal.raise_if_aborted, signal=signal, workspace=workspace)
 
     async def _run(self, function: Callable[[*A], R], *args: *A) -> R:
-        return await self._files.run(function, *args, signal=AbortSignal(), workspace="workspaces")
+        """Run work on the service's own directories."""
+        return await self._run_as(None, function, *args)
+
+    async def _run_as(self, account: Account | None, function: Callable[[*A], R], *args: *A) -> R:
+        return await self._files.acting_as(account).run(function, *args, signal=AbortSignal(), workspace="workspaces")
 
 
 def _new_workspace(
-    workspace_id: str, request: WorkspaceRequest, owner: str, root: str, identity: tuple[int, int]
+    workspace_id: str, request: WorkspaceRequest, owner: str, adoption: Adoption, identity: tuple[int, int]
 ) -> Workspace:
     at = now_ms()
     return Workspace(
         id=workspace_id,
         owner=owner,
         name=request.name,
-        root=root,
+        root=adoption.root,
         root_device=identity[0],
         root_inode=identity[1],
+        root_uid=adoption.uid,
+        root_gid=adoption.gid,
         managed=request.root is None,
         trusted=request.trusted,
         options=request.options,
@@ -493,6 +527,20 @@ def _new_workspace(
         last_used_at=at,
         expires_at=_expiry(request.ttl_seconds),
     )
+
+
+def _known_root(workspace: Workspace) -> _KnownRoot:
+    return _KnownRoot(
+        workspace.root,
+        (workspace.root_device, workspace.root_inode),
+        workspace.owner,
+        account_of(workspace.root_uid, workspace.root_gid),
+    )
+
+
+def _is_of_root(workspace: Workspace) -> bool:
+    """Whether this process would have to act as root: the workspace was made by a service of an ordinary user."""
+    return workspace.root_uid == 0 and acts_as_others()
 
 
 def _noted_workspace(workspace: Workspace) -> dict[str, Any]:

@@ -127,9 +127,10 @@ async def run_shell(
                 spec = ProcessSpec(
                     call.argv,
                     root.fd,
-                    command_environment(real, variables),
+                    command_environment(real, variables, environment.account),
                     limits=limits,
                     host_network=options.network == "host",
+                    account=environment.account,
                 )
                 async with watching_disk(environment, signal) as disk:
                     outcome = await run_command(

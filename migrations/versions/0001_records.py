@@ -29,6 +29,8 @@ def upgrade() -> None:
         sa.Column("root", sa.LargeBinary, nullable=False),
         sa.Column("root_device", sa.BigInteger, nullable=False),
         sa.Column("root_inode", sa.BigInteger, nullable=False),
+        sa.Column("root_uid", sa.BigInteger, nullable=False),
+        sa.Column("root_gid", sa.BigInteger, nullable=False),
         sa.Column("managed", sa.Boolean, nullable=False),
         sa.Column("trusted", sa.Boolean, nullable=False),
         sa.Column("options", sa.LargeBinary, nullable=False),

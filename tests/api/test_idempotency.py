@@ -10,6 +10,7 @@ import pytest
 
 from tests.api.problems import assert_problem
 from tests.support.server import KEY, ServerProcess, ServerThread, event_stream, eventually
+from tests.support.users import give
 
 NAME = "Idempotency-Key"
 CLIENTS = 100
@@ -144,6 +145,7 @@ def test_the_one_tool_short_cut_attaches_too_and_is_another_request_than_a_batch
 
 def test_a_workspace_is_made_once(client: httpx2.Client, adoptable: Path) -> None:
     (adoptable / "twice").mkdir()
+    give(adoptable / "twice")
     body = {"name": "once", "root": str(adoptable / "twice"), "files": {"a.txt": "one"}}
     first = client.post("/v1/workspaces", json=body, headers=named("workspace"))
     again = client.post("/v1/workspaces", json=body, headers=named("workspace"))

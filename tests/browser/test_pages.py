@@ -182,24 +182,19 @@ def test_an_uploaded_page_runs_nothing_in_our_origin(
     driver: Browser, server: ServerThread, client: httpx2.Client, name: str, content: str
 ) -> None:
     workspace = make_workspace(client, **{name: content})
-    target = f"{server.url}/v1/workspaces/{workspace['id']}/files/{name}"
+    path = f"/v1/workspaces/{workspace['id']}/files/{name}"
+    target = server.url + client.post("/v1/url-tokens", json={"url": path}).json()["url"]
     before = value(scrape(client), "toolcrib_http_requests_total", method="GET", route="/healthz", status="2xx")
     driver.get(f"{server.url}/docs")
-    # As if the file were opened with a URL token: the navigation itself carries what lets it in.
-    driver.execute_cdp_cmd("Network.enable", {})
-    driver.execute_cdp_cmd("Network.setExtraHTTPHeaders", {"headers": {"Authorization": f"Bearer {KEY}"}})
     driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "deny"})
     requested(driver)
-    try:
-        with contextlib.suppress(WebDriverException):  # a navigation that turns out to be a download is aborted
-            driver.get(target)
-        # Scripts of a page have run when its navigation is over, and the images it asks for are in this list.
-        urls = requested(driver)
-        assert target in urls
-        assert driver.title != "ran"
-        assert not [url for url in urls if "canary" in url]
-    finally:
-        driver.execute_cdp_cmd("Network.setExtraHTTPHeaders", {"headers": {}})
+    with contextlib.suppress(WebDriverException):  # a navigation that turns out to be a download is aborted
+        driver.get(target)
+    # Scripts of a page have run when its navigation is over, and the images it asks for are in this list.
+    urls = requested(driver)
+    assert target in urls
+    assert driver.title != "ran"
+    assert not [url for url in urls if "canary" in url]
     after = value(scrape(client), "toolcrib_http_requests_total", method="GET", route="/healthz", status="2xx")
     assert after == before
 

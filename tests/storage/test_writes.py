@@ -69,6 +69,8 @@ def test_workspace_comes_back_as_it_was_stored(storage: SqlStorage) -> None:
         root="/srv/w\udcff",
         root_device=2**64 - 1,
         root_inode=2**63,
+        root_uid=2**32 - 2,
+        root_gid=2**32 - 2,
         managed=False,
         trusted=False,
         options=options,

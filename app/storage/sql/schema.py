@@ -69,6 +69,8 @@ workspaces = Table(
     # Unsigned 64-bit numbers, kept as the signed ones with the same bits.
     Column("root_device", BigInteger, nullable=False),
     Column("root_inode", BigInteger, nullable=False),
+    Column("root_uid", BigInteger, nullable=False),
+    Column("root_gid", BigInteger, nullable=False),
     Column("managed", Boolean, nullable=False),
     Column("trusted", Boolean, nullable=False),
     Column("options", LargeBinary, nullable=False),
