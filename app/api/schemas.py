@@ -196,7 +196,9 @@ class WorkspaceRequestBody(RequestModel):
     metadata: Metadata = Field(default_factory=dict)
     options: WorkspaceOptions = WorkspaceOptions()
     files: Annotated[dict[FilePath, FileContent], Field(max_length=FILES_MAX)] = Field(
-        default_factory=dict, description="Files to lay in, by their path relative to the root."
+        default_factory=dict,
+        description="Files to lay in, by their path relative to the root.",
+        json_schema_extra={"additionalProperties": False},
     )
     ttl_seconds: TtlSeconds | None = None
     trusted: bool = Field(default=True, description="An untrusted workspace may not write, edit or run commands.")

@@ -65,7 +65,7 @@ _READ: Final[tuple[tuple[str, str, str], ...]] = (
     ("toolcrib_commands_running", "commands_running", "Processes of commands that run, ripgrep included."),
     ("toolcrib_commands_waiting", "commands_waiting", "Calls of bash and powershell that wait for a slot."),
     ("toolcrib_searches_waiting", "searches_waiting", "Calls that wait for their turn to run ripgrep."),
-    ("toolcrib_event_followers", "followers", "Open event streams, live output and waits for batches of others."),
+    ("toolcrib_event_followers", "followers", "Open streams and feeds, live output and waits for others' batches."),
     ("toolcrib_writes_waiting", "writes_waiting", "Writes that wait for their commit or are being committed."),
     ("toolcrib_disk_full", "disk_full", "1 while the disk under the database is full."),
     ("toolcrib_file_jobs_running", "files_running", "File operations in a thread."),

@@ -78,9 +78,11 @@ async def test_a_key_carries_the_scopes_and_the_owner_it_was_made_with(storage: 
 
 
 async def test_a_revoked_key_works_no_more_here_or_after_a_restart(storage: SqlStorage) -> None:
-    async with keys_of(storage) as keys:
+    async with keys_of(storage, trust_seconds=3600) as keys:
         made, token = await keys.create(KeyRequest("short-lived"), by=OPERATOR)
         _, other = await keys.create(KeyRequest("stays"), by=OPERATOR)
+        assert await keys.caller("wrong") is None, "what is held in memory is new, and is not asked for again"
+        assert await keys.caller(token) is not None
         await keys.revoke(made.id, by=OPERATOR)
         assert await keys.caller(token) is None
         assert await keys.credential(made.id) is None

@@ -41,8 +41,9 @@ CASES = [
     or (bool(operation.get("parameters") or "requestBody" in operation) and name != "postFiles")
 ]
 URL_MAX = 16_000  # what is longer does not reach the application
-# A glob with an open brace and bytes that are no archive fit the document and cannot be served all the same.
-MEANING = {"getArchive", "putArchive"}
+# A glob with an open brace, bytes that are no archive, a time that is over, a URL that no token opens: each fits the
+# document and cannot be served all the same.
+MEANING = {"getArchive", "putArchive", "createKey", "createUrlToken"}
 # The feed of a workspace that is there has no end: it is asked for of workspaces that are not.
 ENDLESS = {"getWorkspaceFeed"}
 # What is called in walks: no commands, and nothing that a workspace does not hold.

@@ -1,6 +1,6 @@
 """The reads: what is asked of the tables, and how much is taken at once."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -287,14 +287,11 @@ def calls_page(
     # The rows examined: `narrow` walks one index from its newest entry, and ends after `examine` of them.
     examined = select(calls.c.id).where(*narrow).order_by(calls.c.id.desc()).limit(examine)
     if rest:
-        window = examined.subquery()
-        found_ids = (
-            select(calls.c.id)
-            .join(window, window.c.id == calls.c.id)
-            .where(*rest)
-            .order_by(calls.c.id.desc())
-            .limit(limit + 1)
-        )
+        # Of these rows alone: joined to the table again, a condition could send the database to an index of its own.
+        names = {each.column.name for each in rest} - {"id"}
+        window = examined.add_columns(*(calls.c[name] for name in sorted(names))).subquery()
+        kept = [each.holds(window.c[each.column.name]) for each in rest]
+        found_ids = select(window.c.id).where(*kept).order_by(window.c.id.desc()).limit(limit + 1)
     else:
         found_ids = examined.limit(min(limit + 1, examine))
     ids = list(connection.scalars(found_ids))
@@ -308,50 +305,67 @@ def calls_page(
     return Page(tuple(_call_records(connection, _BY_IDS, {"ids": ids}, inline)), next_before)
 
 
-def _conditions(condition: CallFilter) -> tuple[list[ColumnElement[bool]], list[ColumnElement[bool]]]:
+class _Condition(NamedTuple):
+    """A condition on one column; `indexed` are those that lead to an index, when there are others."""
+
+    column: ColumnElement[Any]
+    holds: Callable[[ColumnElement[Any]], ColumnElement[bool]]
+    indexed: tuple[ColumnElement[bool], ...] = ()
+
+
+def _equal(column: ColumnElement[Any], value: Any, *indexed: ColumnElement[bool]) -> _Condition:
+    return _Condition(column, lambda found: found == value, indexed)
+
+
+def _conditions(condition: CallFilter) -> tuple[list[ColumnElement[bool]], list[_Condition]]:
     """Return the conditions that one index answers in id order, and those looked at row by row."""
-    indexed: list[list[ColumnElement[bool]]] = []
+    leading: list[list[_Condition]] = []
     if condition.batch_id is not None:
-        indexed.append([calls.c.batch_id == condition.batch_id])
+        leading.append([_equal(calls.c.batch_id, condition.batch_id)])
     if condition.tool_call_id is not None:
-        indexed.append([calls.c.tool_call_id == condition.tool_call_id])
+        leading.append([_equal(calls.c.tool_call_id, condition.tool_call_id)])
     path = _path_conditions(condition.path)
     if condition.workspace_id is not None:
         # A workspace has fewer calls than a status or a tool; with a path its index holds just those.
-        indexed.append([calls.c.workspace_id == condition.workspace_id, *path])
+        leading.append([_equal(calls.c.workspace_id, condition.workspace_id), *path])
     if condition.error_code is not None:
-        indexed.append([calls.c.error_code == condition.error_code])
+        leading.append([_equal(calls.c.error_code, condition.error_code)])
     if condition.status is not None and condition.status is not CallStatus.SUCCEEDED:
-        indexed.append([calls.c.status == condition.status.value])
+        leading.append([_equal(calls.c.status, condition.status.value)])
     if condition.owner is not None:
-        indexed.append([calls.c.owner == condition.owner])
+        leading.append([_equal(calls.c.owner, condition.owner)])
     if condition.tool_name is not None:
         name = condition.tool_name.encode()
-        indexed.append([_tool_key == name[:TOOL_KEY_BYTES], calls.c.tool_name == name])
+        leading.append([_equal(calls.c.tool_name, name, _tool_key == name[:TOOL_KEY_BYTES])])
     if condition.status is CallStatus.SUCCEEDED:
-        indexed.append([calls.c.status == condition.status.value])
-    narrow = indexed[0] if indexed else []
-    rest = [part for parts in indexed[1:] for part in parts]
+        leading.append([_equal(calls.c.status, condition.status.value)])
+    first = leading[0] if leading else []
+    narrow = [part for each in first for part in (*each.indexed, each.holds(each.column))]
+    rest = [each for conditions in leading[1:] for each in conditions]
     if condition.workspace_id is None:
         rest += path
     if condition.until is not None:
-        narrow = [*narrow, calls.c.id < first_id("call", condition.until + CLOCK_SLACK_MS)]
-        rest.append(calls.c.queued_at <= condition.until)
+        until = condition.until
+        narrow.append(calls.c.id < first_id("call", until + CLOCK_SLACK_MS))
+        rest.append(_Condition(calls.c.queued_at, lambda found: found <= until))
     if condition.since is not None:
-        narrow = [*narrow, calls.c.id >= first_id("call", condition.since - CLOCK_SLACK_MS)]
-        rest.append(calls.c.queued_at >= condition.since)
+        since = condition.since
+        narrow.append(calls.c.id >= first_id("call", since - CLOCK_SLACK_MS))
+        rest.append(_Condition(calls.c.queued_at, lambda found: found >= since))
     if condition.min_duration_ms is not None:
-        rest.append(calls.c.duration_ms >= condition.min_duration_ms)
+        shortest = condition.min_duration_ms
+        rest.append(_Condition(calls.c.duration_ms, lambda found: found >= shortest))
     if condition.text is not None:
-        rest.append(_Holds(calls.c.summary, literal(condition.text.encode(), LargeBinary)))
+        searched = literal(condition.text.encode(), LargeBinary)
+        rest.append(_Condition(calls.c.summary, lambda found: _Holds(found, searched)))
     return narrow, rest
 
 
-def _path_conditions(path: str | None) -> list[ColumnElement[bool]]:
+def _path_conditions(path: str | None) -> list[_Condition]:
     if path is None:
         return []
     value = path.encode()
-    return [_path_key == value[:PATH_KEY_BYTES], calls.c.path == value]
+    return [_equal(calls.c.path, value, _path_key == value[:PATH_KEY_BYTES])]
 
 
 class _Holds(FunctionElement[bool]):
