@@ -27,6 +27,7 @@ ENV PATH=/opt/toolcrib/bin:$PATH \
     TOOLCRIB_HOST=0.0.0.0 \
     TOOLCRIB_PORT=8080 \
     TOOLCRIB_DATA_DIR=/data
+# Not root, so this user owns every workspace and runs every command; TOOLCRIB_RUN_AS is for images that start as root.
 USER app
 WORKDIR /home/app
 VOLUME /data

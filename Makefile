@@ -8,6 +8,7 @@ SHELL := /bin/sh
 
 VENV := .venv
 BIN := $(VENV)/bin
+FUZZ_SECONDS ?= 600
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 
 # A pyenv shim may be on PATH and still refuse to run, so each candidate has to answer.
@@ -92,13 +93,15 @@ install_all() {
 }
 endef
 
-.PHONY: help run test check format docs bench lock setup clean
+.PHONY: help run test soak check format docs fuzz bench lock setup clean
 
 help:
 	@echo "make run      set up what is needed and serve on 127.0.0.1:8080 (settings: docs/configuration.md)"
 	echo "make test     every test, the ones on a real Postgres included; make test ARGS='tests/tools -k read'"
+	echo "make soak     rounds of process trees and races of links, for minutes; prints a tally"
 	echo "make check    lint, formatting, types, layers"
 	echo "make format   let ruff format and fix what it can"
+	echo "make fuzz     ask the service what its OpenAPI document says, for FUZZ_SECONDS (600) with FUZZ_SEED (any)"
 	echo "make bench    measure, each figure beside its floor"
 	echo "make lock     resolve the locks again; make lock UPGRADE=1 takes the newest allowed versions"
 	echo "make setup    only set up the development environment"
@@ -109,6 +112,11 @@ run: $(RUN_STAMP)
 
 test: $(DEV_STAMP)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+# 200 rounds of each awkward descendant on time-out and on cancel, 60 s of swapped links, in each tier: an hour at most.
+soak: $(DEV_STAMP)
+	@TOOLCRIB_TEST_ROUNDS=200 TOOLCRIB_TEST_RACE_SECONDS=60 timeout 3600 $(BIN)/python -m pytest -n 0 -s -q \
+	    tests/system/test_process_trees.py tests/system/test_link_races.py $(ARGS)
 
 check: $(DEV_STAMP)
 	@$(BIN)/python -m ruff check .
@@ -122,6 +130,9 @@ format: $(DEV_STAMP)
 
 docs: $(DEV_STAMP)
 	@$(BIN)/python -m docs.generate_tools
+
+fuzz: $(DEV_STAMP)
+	@exec $(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) $(if $(FUZZ_SEED),--seed $(FUZZ_SEED))
 
 bench: $(DEV_STAMP)
 	@exec $(BIN)/python -m bench $(ARGS)

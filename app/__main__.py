@@ -1,4 +1,4 @@
-"""`toolcrib`: serve, migrate, make keys. The only place that knows uvicorn."""
+"""`toolcrib`: serve, migrate, make keys, copy the database. The only place that knows uvicorn."""
 
 import argparse
 import asyncio
@@ -18,9 +18,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app import __version__
 from app.api.dependencies import Services
+from app.domain.audit import SERVICE
+from app.domain.caller import OWNER, SCOPES
+from app.domain.caller import Scope as KeyScope
 from app.errors import ConfigurationError
-from app.main import create_app, create_key, migrate
+from app.main import copy_records, create_app, create_key, migrate, relocate_workspaces
+from app.sandbox.account import keep_others_out
+from app.services.keys import KeyRequest
 from app.settings import Settings, unknown_variables, variable
+from app.storage.base import StorageError
 from app.telemetry.logs import configure_logging
 from app.telemetry.metrics import CONTENT_TYPE, Metrics
 
@@ -30,6 +36,16 @@ DRAIN_SECONDS: Final = 6.5
 CLOSE_SECONDS: Final = 1
 EXIT_SECONDS: Final = 8.9
 KEEP_ALIVE_SECONDS: Final = 75
+LOST_SECONDS: Final = 60
+"""How long a client may acknowledge nothing before its connection counts as lost: it went without saying so."""
+
+# What is accepted inherits them. Of a quiet connection the probes get no answer, of a busy one what was sent.
+_NOTICE_LOST_CLIENTS: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, LOST_SECONDS // 2),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, LOST_SECONDS // 6),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_SECONDS * 1000),
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -40,10 +56,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.add_parser("serve", help="bring the database up to date and serve (the default)")
     commands.add_parser("migrate", help="bring the database up to date")
+    database = commands.add_parser("db", help="the database").add_subparsers(dest="db_command", required=True)
+    copy = database.add_parser(
+        "copy",
+        help="copy all records to another database",
+        description="Copy all records to a database without any and compare the two. Stop the service before.",
+    )
+    place = "a data directory, or sqlite:///PATH, or postgresql://USER@HOST/NAME"
+    copy.add_argument("--from", dest="source", required=True, metavar="DATABASE", help=place)
+    copy.add_argument("--to", dest="target", required=True, metavar="DATABASE", help="the same")
+    database.add_parser(
+        "relocate",
+        help="take the directories at the workspaces' roots for theirs, after a restore",
+        description="Note which directories stand at the roots of the open workspaces: in the data directory those of "
+        "managed ones, where they were those of adopted ones. Stop the service before.",
+    )
     commands.add_parser("version", help="print the version")
     key = commands.add_parser("key", help="API keys").add_subparsers(dest="key_command", required=True)
     create = key.add_parser("create", help="make a key and print it")
     create.add_argument("--name", default="", help="what the key is for")
+    create.add_argument(
+        "--scopes", type=_scopes, default=SCOPES, metavar="SCOPE,…", help=f"what it may do: {', '.join(SCOPES)} (all)"
+    )
+    create.add_argument(
+        "--owner", type=_owner, help="whose things it makes and sees; keys may share one (the key's own id)"
+    )
     asked = parser.parse_args(arguments)
     if asked.command == "version":
         sys.stdout.write(f"toolcrib {__version__}\n")
@@ -55,14 +92,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _log.warning("unknown_setting", variable=name, did_you_mean=nearest)
         if asked.command == "migrate":
             migrate(settings)
+        elif asked.command == "db" and asked.db_command == "relocate":
+            relocate_workspaces(settings, _say)
+        elif asked.command == "db":
+            copy_records(asked.source, asked.target, _say)
         elif asked.command == "key":
-            sys.stdout.write(create_key(settings, asked.name) + "\n")
+            sys.stdout.write(create_key(settings, KeyRequest(asked.name, asked.scopes, asked.owner)) + "\n")
         else:
             return _serve(settings)
     except ConfigurationError as error:
         sys.stderr.write(f"toolcrib: {error}\n")
         return 2
+    except StorageError as error:
+        # What a database says may have several lines.
+        sys.stderr.write(f"toolcrib: {' '.join(str(error).split())}\n")
+        return 1
     return 0
+
+
+def _scopes(text: str) -> tuple[KeyScope, ...]:
+    given = [part.strip() for part in text.split(",") if part.strip()]
+    unknown = [part for part in given if part not in SCOPES]
+    if unknown or not given:
+        raise argparse.ArgumentTypeError(f"scopes are {', '.join(SCOPES)}, with commas between them, not {text!r}")
+    return tuple(scope for scope in SCOPES if scope in given)
+
+
+def _owner(text: str) -> str:
+    if OWNER.match(text) is None:
+        raise argparse.ArgumentTypeError(f"an owner is 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-', not {text!r}")
+    return text
 
 
 class Server(uvicorn.Server):
@@ -191,6 +250,7 @@ async def serving_metrics(settings: Settings, metrics: Metrics) -> AsyncIterator
 
 def _serve(settings: Settings) -> int:
     """Serve until told to stop; return the exit status, 1 when the service had to give up."""
+    keep_others_out()
     with _bind(settings.host, settings.port) as listener:
         app = create_app(settings)
         config = uvicorn.Config(
@@ -242,7 +302,13 @@ async def _first_key(settings: Settings, services: Services) -> str | None:
             f"there is no API key and {variable('host')} is {settings.host}, which others can reach: set "
             f"{variable('api_key')}, or make one with `toolcrib key create`."
         )
-    return await services.keys.create("first start")
+    _, token = await services.keys.create(KeyRequest("first start"), by=SERVICE)
+    return token
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def _bind(host: str, port: int, prefix: str = "") -> socket.socket:
@@ -254,6 +320,8 @@ def _bind(host: str, port: int, prefix: str = "") -> socket.socket:
         # With its protocol named, so that the event loop knows TCP when it sees it and turns Nagle's algorithm off.
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for level, option, value in _NOTICE_LOST_CLIENTS:
+            listener.setsockopt(level, option, value)
         listener.bind(address)
     except OSError as error:
         if listener is not None:

@@ -129,8 +129,32 @@ class WorkspaceGone(AppError):
     code = "workspace_gone"
 
 
+class OutputGone(AppError):
+    """The output of the call was removed by retention; the call itself is there."""
+
+    code = "output_gone"
+
+
 class PayloadTooLarge(AppError):
     code = "payload_too_large"
+
+
+class RateLimited(AppError):
+    """The key, or the address of requests without one, asked too often: try again after `Retry-After`."""
+
+    code = "rate_limited"
+
+
+class TooManyBatches(AppError):
+    """As many batches wait or run as may. Nothing was kept."""
+
+    code = "too_many_batches"
+
+
+class TooManyStreams(AppError):
+    """As many streams are open as may."""
+
+    code = "too_many_streams"
 
 
 class Overloaded(AppError):

@@ -5,12 +5,16 @@ waits is stored, then everything is closed. The server drains before (`app.__mai
 """
 
 import asyncio
+import hashlib
+import math
 import os
 import platform
 import signal
+import stat
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -23,39 +27,58 @@ from app.api.dependencies import About, Services
 from app.api.errors import add_error_handlers
 from app.api.middleware import FaultBarrier, RequestContext
 from app.api.openapi import build_openapi
-from app.api.routes import batches, calls, files, operations, tools, workspaces
+from app.api.routes import audit, batches, calls, files, keys, limits, operations, tools, url_tokens, workspaces
 from app.domain.abort import AbortReason
+from app.domain.audit import COMMAND_LINE
+from app.domain.encodings import load_codecs
+from app.domain.retention import RetentionPolicy
+from app.domain.workspace import Workspace
 from app.errors import ConfigurationError
+from app.events.feed import WorkspaceFeed
 from app.events.log import EventLog
+from app.execution.backends.admission import Admission
 from app.execution.backends.local import LocalBackend
 from app.execution.finalizer import Finalizer
 from app.execution.recovery import recover
 from app.execution.runner import BatchRunner
 from app.hooks.chain import hook_chain, load_hooks
+from app.sandbox.account import Account, acts_as_others, find_account, obstacle, require_power_to_act
 from app.sandbox.base import Sandbox, Tier
+from app.sandbox.containment import display_path
 from app.sandbox.decoder import Decoder
+from app.sandbox.disk import DiskUsage
 from app.sandbox.file_pool import FilePool
 from app.sandbox.limits import CommandLimits, CommandPolicy, memory_share
 from app.sandbox.local import LocalSandbox
+from app.sandbox.namespace import find_bwrap
 from app.sandbox.process_slots import ProcessSlots
+from app.sandbox.programs import provide
 from app.sandbox.refused import RefusedSandbox
-from app.sandbox.ripgrep import Ripgrep
+from app.sandbox.ripgrep import Ripgrep, installed_ripgrep
 from app.sandbox.selection import SandboxMeans, select_sandbox
 from app.services.archives import ArchiveService
+from app.services.audit import AuditLog
 from app.services.batches import BatchService
 from app.services.file_access import FileAccess
 from app.services.files import FileService
-from app.services.keys import KeyService, make_key
+from app.services.keys import KeyRequest, KeyService, make_key
+from app.services.pressure import Pressure
 from app.services.readiness import Readiness
+from app.services.request_rates import BURST_SECONDS, Rate, RequestRates
+from app.services.retention import Retention
+from app.services.streams import StreamSlots
 from app.services.tool_catalog import ToolCatalog
-from app.services.workspace_roots import WorkspaceRoots
+from app.services.url_tokens import UrlTokenService, secret_of
+from app.services.workspace_roots import WorkspaceRoots, look_at
 from app.services.workspaces import WorkspaceService
 from app.settings import Settings, variable
 from app.storage.ballast import Ballast
-from app.storage.base import CreateKey, SchemaTooNew, StorageError
+from app.storage.base import SchemaTooNew, StorageError
 from app.storage.instance_lock import InstanceLock
 from app.storage.read_pool import ReadPool
-from app.storage.record_writer import RecordWriter
+from app.storage.record_writer import Commit, RecordWriter
+from app.storage.sql.database_copy import CopyRefused, copy_database
+from app.storage.sql.relocation import Standing, relocate
 from app.storage.sql.storage import SqlStorage
 from app.telemetry.loop_lag import LoopLag
 from app.telemetry.metrics import Metrics, Usage
@@ -69,6 +92,9 @@ from app.tools.registry import ToolsOptions, WorkspaceTools, all_tool_names
 END_SECONDS: Final = 0.5
 STORE_SECONDS: Final = 1.0
 
+# Workspaces of a service that is root and was started in a directory nobody else can reach.
+ELSEWHERE: Final = Path("/var/lib/toolcrib")
+
 _DESCRIPTION: Final = (
     "Lends an agent a workspace and tools to work in it: batches of tool calls, streamed as events, kept as records. "
     "A tool that fails is never an HTTP error."
@@ -79,6 +105,7 @@ _TAGS: Final = [
     {"name": "batches", "description": "Ordered tool calls, submitted once and executed once."},
     {"name": "calls", "description": "The records of single calls."},
     {"name": "tools", "description": "What a model is told of the tools."},
+    {"name": "keys", "description": "Who may do what. For operators."},
     {"name": "operations", "description": "For whoever runs the service; no key needed."},
 ]
 _CORS_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
@@ -101,6 +128,8 @@ _CORS_RESPONSE_HEADERS: Final = (
     "Idempotent-Replayed",
     "Location",
     "Preference-Applied",
+    "RateLimit",
+    "RateLimit-Policy",
     "Retry-After",
     "X-Request-ID",
 )
@@ -162,7 +191,7 @@ def create_app(
             "exclude": lambda scope: scope.get("path") in QUIET_PATHS,
         },
     )
-    for module in (batches, calls, workspaces, files, tools, operations):
+    for module in (batches, calls, workspaces, files, tools, limits, keys, url_tokens, audit, operations):
         app.include_router(module.router)
     add_error_handlers(app)
     # The last one added is the outermost.
@@ -202,17 +231,27 @@ async def running(
     metrics = metrics or Metrics(sorted(all_tool_names))
     async with AsyncExitStack() as stack:
         await asyncio.to_thread(_make_data_dir, settings)
+        account = await asyncio.to_thread(_account, settings)
         if settings.database_url is None:
             stack.enter_context(InstanceLock(settings.data_dir))
+        place = await asyncio.to_thread(_place, settings, account)
+        if account is not None:
+            await asyncio.to_thread(load_codecs)
         storage = await asyncio.to_thread(_open_storage, settings)
         stack.callback(storage.close)
         reads = ReadPool()
         stack.callback(reads.close)
-        readiness = Readiness(storage, reads, settings.data_dir)
+        readiness = Readiness(storage, reads, place)
 
         # The log asks the backend, which writes to the log: one of the two has to come second.
         backends: list[LocalBackend] = []
         log = EventLog(storage, reads, is_local=lambda batch_id: any(made.is_local(batch_id) for made in backends))
+
+        feed = WorkspaceFeed(storage, reads, shared=settings.database_url is not None)
+
+        def committed(writes: Commit) -> None:
+            log.committed(writes)
+            feed.committed(writes)
 
         def give_up(error: BaseException) -> None:
             # Nothing can be stored any more, so nothing may run.
@@ -224,7 +263,7 @@ async def running(
 
         records = RecordWriter(
             storage,
-            on_commit=log.committed,
+            on_commit=committed,
             on_death=give_up,
             on_group=metrics.committed,
             ballast=None if settings.database_url is not None else Ballast(settings.data_dir / "ballast"),
@@ -237,12 +276,14 @@ async def running(
         stack.callback(file_pool.close)
         mutations = FileMutationQueue()
         policy = _command_policy(settings)
-        sandbox = await _sandbox(settings, policy.limits)
+        disk_usage = DiskUsage(settings.workspace_bytes or None)
+        means = await asyncio.to_thread(_means, settings, policy.limits, account, place)
+        sandbox = await _sandbox(settings, means)
         stack.push_async_callback(sandbox.close)
         # Searching runs no code of a caller, so it works where commands are refused.
-        searching = sandbox if isinstance(sandbox, LocalSandbox) else LocalSandbox(most=policy.limits)
+        searching = sandbox if isinstance(sandbox, LocalSandbox) else LocalSandbox(most=policy.limits, account=account)
         stack.push_async_callback(searching.close)
-        ripgrep = Ripgrep(searching)
+        ripgrep = Ripgrep(searching, program=None if means.ripgrep is None else str(means.ripgrep))
         slots = ProcessSlots(settings.commands, settings.commands_per_workspace)
         decoder = Decoder()
         stack.callback(decoder.close)
@@ -255,6 +296,7 @@ async def running(
             decoder=decoder,
             powershell=None if settings.powershell is None else str(settings.powershell),
             policy=policy,
+            usage=disk_usage,
         )
         finalizer = Finalizer(storage, reads, records)
         runner = BatchRunner(
@@ -266,7 +308,13 @@ async def running(
             tools=partial(WorkspaceTools, shared),
             observe=observe or metrics.batch_taken_up,
         )
-        backend = LocalBackend(runner)
+        admission = Admission(settings.max_batches, settings.max_batches_per_workspace, settings.max_batch_bytes)
+        backend = LocalBackend(
+            runner,
+            running=settings.running_batches,
+            per_workspace=settings.running_batches_per_workspace,
+            admission=admission,
+        )
         backends.append(backend)
         batch_service = BatchService(storage=storage, reads=reads, records=records, log=log, backend=backend)
         workspace_service = WorkspaceService(
@@ -275,31 +323,52 @@ async def running(
             records=records,
             files=file_pool,
             batches=batch_service,
-            roots=WorkspaceRoots(settings.data_dir, settings.workspace_roots),
+            roots=WorkspaceRoots(place, settings.workspace_roots, account=account, private=(settings.data_dir,)),
             allow_unrestricted=settings.allow_unrestricted,
             policy=policy,
+            usage=disk_usage,
+        )
+        retention = Retention(
+            storage=storage,
+            reads=reads,
+            records=records,
+            policy=RetentionPolicy(
+                output_seconds=settings.retain_output,
+                event_seconds=settings.retain_events,
+                record_seconds=settings.retain_records,
+                audit_seconds=settings.retain_audit,
+            ),
         )
         about = About(
             version=__version__,
             python=platform.python_version(),
             database="sqlite" if settings.database_url is None else "postgresql",
             sandbox=sandbox.report.to_json(),
-            ripgrep=await ripgrep.version(),
+            ripgrep=await ripgrep.version(account),
             powershell=find_powershell(shared.powershell) is not None,
         )
-        access = FileAccess(workspace_service, file_pool, mutations)
+        access = FileAccess(workspace_service, file_pool, mutations, disk_usage)
+        keys = KeyService(
+            storage=storage,
+            reads=reads,
+            records=records,
+            environment_key=None if settings.api_key is None else settings.api_key.get_secret_value(),
+        )
+        secret = await secret_of(storage, reads, records)
+        rates, streams = _rates(settings), StreamSlots(settings.streams_per_key, settings.streams_per_batch)
         services = Services(
-            keys=KeyService(
-                storage=storage,
-                reads=reads,
-                records=records,
-                environment_key=None if settings.api_key is None else settings.api_key.get_secret_value(),
-            ),
+            keys=keys,
+            audit=AuditLog(storage=storage, reads=reads, records=records),
+            url_tokens=UrlTokenService(secret=secret, keys=keys, storage=storage, reads=reads),
             workspaces=workspace_service,
             files=FileService(access, max_upload_bytes=settings.max_upload_bytes),
             archives=ArchiveService(access, max_bytes=settings.max_upload_bytes),
             batches=batch_service,
+            feed=feed,
             tools=ToolCatalog(),
+            rates=rates,
+            streams=streams,
+            pressure=Pressure(rates, streams, admission, backend, slots, ripgrep.slots, records, policy, disk_usage),
             readiness=readiness,
             metrics=metrics,
             about=about,
@@ -317,15 +386,16 @@ async def running(
                 },
                 commands_waiting=slots.use.waiting,
                 searches_waiting=ripgrep.waiting,
-                followers=log.followers,
+                followers=log.followers + feed.followers,
                 writes_waiting=records.depth,
+                records_removed=retention.removed.to_json(),
                 disk_full=records.full,
                 files_running=file_pool.running,
                 files_waiting=file_pool.waiting,
                 draining=readiness.draining,
             )
 
-        metrics.describe(
+        metrics.say(
             {"version": about.version, "python": about.python, "database": about.database},
             sandbox.report.tier,
             sandbox.report.missing,
@@ -336,10 +406,13 @@ async def running(
         stack.callback(lag.stop)
         await workspace_service.recover()
         await recover(storage, reads, finalizer, backend)
+        keeping_records = asyncio.create_task(retention.keep(), name="retention")
+        stack.push_async_callback(_cancel, keeping_records)
         housekeeping = asyncio.create_task(workspace_service.keep_house(), name="housekeeping")
         stack.push_async_callback(_cancel, housekeeping)
         stack.push_async_callback(_end_batches, batch_service)
-        _log.info("ready", data_dir=str(settings.data_dir), sandbox=about.sandbox)
+        run_as = os.geteuid() if account is None else account.uid
+        _log.info("ready", data_dir=str(settings.data_dir), sandbox=about.sandbox, run_as=run_as)
         yield services
 
 
@@ -353,7 +426,66 @@ def migrate(settings: Settings) -> None:
     _open_storage(settings).close()
 
 
-def create_key(settings: Settings, name: str) -> str:
+def copy_records(source: str, target: str, tell: Callable[[str], None]) -> None:
+    """Copy all records to a database without any and compare the two.
+
+    Args:
+        source: a data directory, or a URL that begins with `sqlite:///` or `postgresql://`.
+        target: the same.
+        tell: gets the lines that are to be shown.
+
+    Raises:
+        ConfigurationError: the copy is refused; the message says why, and nothing was copied.
+        StorageError: it failed. Nothing was copied, unless the message says otherwise.
+    """
+    to = _database(target)
+    try:
+        if isinstance(to, Path):
+            to.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        sums = copy_database(_database(source), to, tell)
+    except (CopyRefused, SchemaTooNew, ConfigurationError) as error:
+        raise ConfigurationError(_sentence("the copy is refused", error)) from None
+    except (ValueError, OSError) as error:
+        raise ConfigurationError(_sentence("one of the databases cannot be used", error)) from None
+    tell(f"compared: {len(sums)} tables, {sum(one.rows for one in sums)} rows, the same in both databases")
+
+
+def relocate_workspaces(settings: Settings, tell: Callable[[str], None]) -> None:
+    """Take the directories that stand at the roots of the open workspaces for theirs, as after a restore.
+
+    Those of managed workspaces are looked for in the data directory, adopted ones where they were.
+
+    Raises:
+        ConfigurationError: the database cannot be used, or a service uses it.
+    """
+    _make_data_dir(settings)
+    _open_storage(settings).close()
+    roots = WorkspaceRoots(_place(settings, _account(settings)), settings.workspace_roots)
+
+    def find(workspace: Workspace) -> Standing | None:
+        root = roots.managed(workspace.id) if workspace.managed else workspace.root
+        found = look_at(root) if Path(root).is_dir() else None
+        if found is None:
+            tell(f"{workspace.id}: there is no directory {display_path(root)}")
+            return None
+        return Standing(root, *found.identity)
+
+    url = settings.database_url
+    try:
+        done = relocate(settings.data_dir / "toolcrib.db" if url is None else url.get_secret_value(), find)
+    except (StorageError, ConfigurationError) as error:
+        raise ConfigurationError(_sentence("nothing was changed", error)) from None
+    tell(
+        f"open workspaces: {done.total}; the directories of {len(done.moved)} were taken for theirs, those of "
+        f"{len(done.missing)} are missing"
+    )
+
+
+def _database(given: str) -> str | Path:
+    return given if "://" in given else Path(given).expanduser().resolve() / "toolcrib.db"
+
+
+def create_key(settings: Settings, request: KeyRequest) -> str:
     """Make an API key and return its token, which is stored nowhere; a service that runs takes it at once.
 
     Raises:
@@ -362,8 +494,8 @@ def create_key(settings: Settings, name: str) -> str:
     _make_data_dir(settings)
     storage = _open_storage(settings)
     try:
-        key, token = make_key(name)
-        storage.apply([CreateKey(key)])
+        write, token = make_key(request, by=COMMAND_LINE)
+        storage.apply([write])
     except StorageError as error:
         raise ConfigurationError(f"the key was not stored: {error}") from error
     finally:
@@ -372,18 +504,112 @@ def create_key(settings: Settings, name: str) -> str:
 
 
 def _make_data_dir(settings: Settings) -> None:
+    """Make the data directory, and keep what is in it to this process's user: others may pass through it."""
     try:
         settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if settings.database_url is None:
+            _database_file(settings).touch(mode=0o600)  # the database makes its other files like this one
+        for entry in settings.data_dir.iterdir():
+            if entry.is_file() and not entry.is_symlink():
+                entry.chmod(entry.stat().st_mode & 0o700)
     except OSError as error:
         raise ConfigurationError(
             f"{variable('data_dir')}: {settings.data_dir} cannot be made: {error.strerror}."
         ) from None
 
 
+def _database_file(settings: Settings) -> Path:
+    return settings.data_dir / "toolcrib.db"
+
+
+def _account(settings: Settings) -> Account | None:
+    """Return the account that owns managed workspaces; None when that is this process's own user.
+
+    Raises:
+        ConfigurationError: it cannot be the one that is asked for.
+    """
+    name = variable("run_as")
+    if not acts_as_others() and "run_as" not in settings.model_fields_set:
+        return None
+    try:
+        account = find_account(settings.run_as)
+    except ValueError as error:
+        raise ConfigurationError(f"{name}={settings.run_as} is wrong: {error}.") from None
+    if acts_as_others():
+        require_power_to_act(account)
+        return account
+    if account.uid != os.geteuid():
+        raise ConfigurationError(
+            f"{name}={settings.run_as} cannot be had: the service was started as user {os.geteuid()}, and only root "
+            "can act as others. Leave it unset, or start the service as root."
+        )
+    return None
+
+
+def _place(settings: Settings, account: Account | None) -> Path:
+    """Return the directory workspaces are made in: the data directory, or one elsewhere when that cannot be reached.
+
+    Raises:
+        ConfigurationError: the account cannot reach the data directory that was asked for.
+    """
+    data_dir = settings.data_dir
+    if account is None:
+        return data_dir
+    # What is in it keeps to itself; passing through is what an account needs.
+    data_dir.chmod(stat.S_IMODE(data_dir.stat().st_mode) | 0o011)
+    closed = obstacle(data_dir, account)
+    if closed is None:
+        return data_dir
+    place = ELSEWHERE / hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]
+    if "data_dir" not in settings.model_fields_set:
+        # A checkout below the home of root: it shall serve as it is, without anybody opening that home.
+        with suppress(OSError):
+            for directory in (ELSEWHERE, place):
+                directory.mkdir(mode=0o711, parents=True, exist_ok=True)
+                directory.chmod(0o711)
+            if obstacle(place, account) is None:
+                _log.warning("workspaces_elsewhere", directory=str(place), closed=str(closed), user=account.uid)
+                return place
+    raise ConfigurationError(
+        f"{variable('data_dir')}: files are touched and commands run as user {account.uid} ({variable('run_as')}), who "
+        f"may not pass {closed} on the way to {data_dir}: choose a data directory elsewhere, such as {ELSEWHERE}, or "
+        f"let others pass (chmod o+x {closed})."
+    )
+
+
+def _means(settings: Settings, most: CommandLimits, account: Account | None, place: Path) -> SandboxMeans:
+    """Return what sandboxes are made with, programs where the account can start them.
+
+    Raises:
+        ConfigurationError: a program cannot be copied to such a place.
+    """
+    bwrap = find_bwrap(None if settings.bwrap is None else str(settings.bwrap))
+    ripgrep = installed_ripgrep()
+    try:
+        provided = [
+            None if program is None else Path(provide(program, account, place / "programs"))
+            for program in (bwrap, ripgrep)
+        ]
+    except OSError as error:
+        raise ConfigurationError(
+            f"programs cannot be copied to {place}, where user {account and account.uid} can start them: "
+            f"{error.strerror}."
+        ) from None
+    return SandboxMeans(
+        place,
+        settings.sandbox_readable,
+        bwrap=provided[0],
+        ripgrep=provided[1],
+        most=most,
+        account=account,
+        hidden=() if settings.data_dir == place else (settings.data_dir,),
+    )
+
+
 def _open_storage(settings: Settings) -> SqlStorage:
     url = settings.database_url
     try:
-        storage = SqlStorage(settings.data_dir / "toolcrib.db" if url is None else url.get_secret_value())
+        storage = SqlStorage(_database_file(settings) if url is None else url.get_secret_value())
     except (ConfigurationError, ValueError) as error:
         raise ConfigurationError(_sentence(f"{variable('database_url')} is wrong", error)) from None
     try:
@@ -402,6 +628,16 @@ def _sentence(what: str, error: Exception) -> str:
     return f"{what}: {' '.join(str(error).split()).removesuffix('.')}."
 
 
+def _rates(settings: Settings) -> RequestRates:
+    requests = failures = None
+    if settings.rate_limit > 0:
+        burst = settings.rate_burst or math.ceil(settings.rate_limit * BURST_SECONDS)
+        requests = Rate(settings.rate_limit, burst)
+    if settings.auth_failures_per_minute > 0:
+        failures = Rate(settings.auth_failures_per_minute / 60, settings.auth_failures_per_minute)
+    return RequestRates(requests, failures)
+
+
 def _command_policy(settings: Settings) -> CommandPolicy:
     memory = settings.command_memory_bytes
     return CommandPolicy(
@@ -418,7 +654,7 @@ def _command_policy(settings: Settings) -> CommandPolicy:
     )
 
 
-async def _sandbox(settings: Settings, most: CommandLimits) -> Sandbox:
+async def _sandbox(settings: Settings, means: SandboxMeans) -> Sandbox:
     """Return the strongest sandbox that holds, or the one that is asked for.
 
     Raises:
@@ -429,7 +665,6 @@ async def _sandbox(settings: Settings, most: CommandLimits) -> Sandbox:
         tiers = (settings.sandbox,)
     elif not settings.loopback:
         tiers = ("namespace", "landlock")
-    means = SandboxMeans(settings.data_dir, settings.sandbox_readable, settings.bwrap, most)
     selection = await select_sandbox(tiers, means)
     for tier, reason in selection.refused.items():
         if settings.sandbox != "auto":
@@ -445,8 +680,6 @@ async def _sandbox(settings: Settings, most: CommandLimits) -> Sandbox:
     report = sandbox.report
     if report.tier == "process":
         _log.warning("commands_are_not_isolated", missing=list(report.missing))
-    if os.geteuid() == 0:
-        _log.warning("commands_run_as_root", tier=report.tier)
     return sandbox
 
 

@@ -2,23 +2,42 @@
 
 import difflib
 import os
+import re
 import stat
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.errors import ConfigurationError
+from app.execution.backends.admission import MAX_BATCH_BYTES, MAX_BATCHES, MAX_BATCHES_PER_WORKSPACE
+from app.execution.backends.local import RUNNING_BATCHES, RUNNING_BATCHES_PER_WORKSPACE
 from app.sandbox.limits import LEAST_OPEN_FILES, TMP_BYTES
 from app.sandbox.process_slots import COMMANDS, COMMANDS_PER_WORKSPACE
+from app.services.streams import STREAMS_PER_BATCH, STREAMS_PER_KEY
 from app.telemetry.logs import LogFormat, LogLevel
 
 PREFIX: Final = "TOOLCRIB_"
 _SECRETS: Final = frozenset({"api_key", "database_url"})
+
+
+def _seconds(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    found = _DURATION.fullmatch(value.strip())
+    if found is None:
+        raise PydanticCustomError("duration", "it has to be a number of seconds, or one with s, m, h or d: 90d")
+    return int(found[1]) * _UNITS[found[2] or "s"]
+
+
+_DURATION: Final = re.compile(r"([0-9]{1,10})\s*([smhd]?)")
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+Duration = Annotated[int, BeforeValidator(_seconds), Field(ge=1, le=100 * 366 * 86_400)]
+"""Seconds; with `m`, `h` or `d` minutes, hours or days."""
 
 
 class Settings(BaseSettings):
@@ -36,6 +55,17 @@ class Settings(BaseSettings):
     workspace_roots: Annotated[tuple[Path, ...], NoDecode] = ()
     allow_unrestricted: bool = False
     max_upload_bytes: int = Field(default=10_000_000_000, ge=1)
+    rate_limit: float = Field(default=0, ge=0, le=1_000_000, allow_inf_nan=False)
+    rate_burst: int | None = Field(default=None, ge=1, le=10_000_000)
+    auth_failures_per_minute: int = Field(default=600, ge=0, le=10_000_000)
+    max_batches: int = Field(default=MAX_BATCHES, ge=1, le=1_000_000)
+    max_batches_per_workspace: int = Field(default=MAX_BATCHES_PER_WORKSPACE, ge=1, le=1_000_000)
+    max_batch_bytes: int = Field(default=MAX_BATCH_BYTES, ge=1)
+    running_batches: int = Field(default=RUNNING_BATCHES, ge=1, le=10_000)
+    running_batches_per_workspace: int = Field(default=RUNNING_BATCHES_PER_WORKSPACE, ge=1, le=10_000)
+    streams_per_key: int = Field(default=STREAMS_PER_KEY, ge=1, le=1_000_000)
+    streams_per_batch: int = Field(default=STREAMS_PER_BATCH, ge=1, le=1_000_000)
+    run_as: str = "nobody"
     commands: int = Field(default=COMMANDS, ge=1, le=10_000)
     commands_per_workspace: int = Field(default=COMMANDS_PER_WORKSPACE, ge=1, le=10_000)
     sandbox: Literal["auto", "namespace", "landlock", "process"] = "auto"
@@ -49,11 +79,16 @@ class Settings(BaseSettings):
     command_cpu_seconds: int = Field(default=14_400, ge=1, le=31_536_000)
     command_memory_bytes: int | None = Field(default=None, ge=16_000_000, le=2**62)
     command_tmp_bytes: int = Field(default=TMP_BYTES, ge=4_096, le=2**62)
+    workspace_bytes: int = Field(default=10_000_000_000, ge=0, le=2**62)
     min_free_bytes: int = Field(default=10_000_000, ge=0, le=2**62)
     cors_origins: Annotated[tuple[str, ...], NoDecode] = ()
     tracing: bool = False
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    retain_output: Duration | None = None
+    retain_events: Duration | None = None
+    retain_records: Duration | None = None
+    retain_audit: Duration | None = None
     log_level: LogLevel = "info"
     log_format: LogFormat = "auto"
 
@@ -99,6 +134,18 @@ class Settings(BaseSettings):
     def _fits_a_header(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and not all("!" <= character <= "~" for character in value.get_secret_value()):
             raise PydanticCustomError("api_key", "it may hold only visible ASCII characters and no blanks")
+        return value
+
+    @field_validator("run_as")
+    @classmethod
+    def _names_a_user(cls, value: str) -> str:
+        numbers = value.split(":")
+        if len(numbers) > 2 or (len(numbers) == 2 and not all(map(_is_number, numbers))):
+            raise PydanticCustomError("run_as", "it has to be a user's name, a number, or two numbers as uid:gid")
+        if _is_number(numbers[0]) and any(not 0 < int(number) < 2**32 - 1 for number in numbers):
+            raise PydanticCustomError("run_as", "nothing is done as user or group 0, and no number is above 4294967294")
+        if value == "root":
+            raise PydanticCustomError("run_as", "nothing is done as root")
         return value
 
     @field_validator("bwrap")
@@ -164,6 +211,10 @@ class Settings(BaseSettings):
                     "cors_origins", "{origin} is no origin such as https://app.example.org", {"origin": origin}
                 )
         return value
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 10
 
 
 def variable(field: str) -> str:

@@ -1,32 +1,27 @@
 """The figures: what is measured, against which floor, with which aim."""
 
-import asyncio
 import base64
 import json
-import os
 import statistics
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from app.domain.abort import AbortSignal
-from app.sandbox.base import ProcessSpec, Tier
-from app.sandbox.confinement import LINKED
-from app.sandbox.environment import command_environment
-from app.sandbox.namespace import find_bwrap
-from app.sandbox.process import run_command
-from app.sandbox.selection import SandboxMeans, select_sandbox
 from bench.files import files
 from bench.http_client import encode_request
 from bench.large_file import large_file
+from bench.records import DatabaseKind, records
 from bench.report import Figure
+from bench.sandbox import sandbox
 from bench.servers import API_KEY, Server, floor, popen_milliseconds, toolcrib
+from bench.slow_reader import slow_reader
+from bench.subscribers import subscribers
 
 AUTHORIZATION = {"authorization": f"Bearer {API_KEY}"}
 MEBIBYTE = 1024 * 1024
@@ -42,10 +37,36 @@ class Scale:
     output_bytes: int
     text_lines: int
     text_offset: int
+    records: int
+    databases: tuple[DatabaseKind, ...]
+    subscribers: int
+    stream_seconds: float
 
 
-FULL = Scale(rounds=5, seconds=2, repeats=20, output_bytes=1_000_000_000, text_lines=3_040_000, text_offset=2_900_000)
-QUICK = Scale(rounds=1, seconds=0.3, repeats=2, output_bytes=20_000_000, text_lines=60_000, text_offset=58_000)
+FULL = Scale(
+    rounds=5,
+    seconds=2,
+    repeats=20,
+    output_bytes=1_000_000_000,
+    text_lines=3_040_000,
+    text_offset=2_900_000,
+    records=1_000_000,
+    databases=("sqlite", "postgres"),
+    subscribers=500,
+    stream_seconds=30,
+)
+QUICK = Scale(
+    rounds=1,
+    seconds=0.3,
+    repeats=2,
+    output_bytes=20_000_000,
+    text_lines=60_000,
+    text_offset=58_000,
+    records=2_000,
+    databases=("sqlite",),
+    subscribers=20,
+    stream_seconds=1,
+)
 
 
 @dataclass(frozen=True)
@@ -133,37 +154,6 @@ def bash_true(scale: Scale, data_dir: Path) -> Iterator[Figure]:
     )
 
 
-def sandbox(scale: Scale, data_dir: Path) -> Iterator[Figure]:
-    """`bash -c true` in each tier, against a bare spawn and a bare bubblewrap, turn by turn."""
-    private = data_dir / "sandbox"
-    private.mkdir()
-    bwrap = find_bwrap(None)
-    runs = int(scale.rounds * scale.seconds * 20) + 1
-    times = asyncio.run(tier_milliseconds(private, bwrap, runs))
-    p50s = {name: statistics.median(values) for name, values in times.items()}
-    bare = p50s["Popen"]
-    aims: dict[str, tuple[str, Callable[[float], bool]]] = {
-        "process": ("<= Popen + 5 ms", lambda p50: p50 <= bare + 5),
-        "landlock": ("<= Popen + 10 ms", lambda p50: p50 <= bare + 10),
-    }
-    if "bwrap" in p50s:
-        limit = max(2 * p50s["bwrap"], p50s["bwrap"] + 12)
-        aims["namespace"] = ("<= 2x bwrap or bwrap + 12 ms", lambda p50: p50 <= limit)
-    for tier, (aim, is_met) in aims.items():
-        if tier not in p50s:
-            yield Figure(f"bash true in tier {tier}", "not available here", "", "", "")
-            continue
-        against = "bwrap" if tier == "namespace" else "Popen"
-        yield Figure(
-            f"bash true in tier {tier}",
-            f"{p50s[tier]:.2f} ms",
-            f"bare {against}: {p50s[against]:.2f} ms",
-            f"{p50s[tier] / p50s[against]:.2f}x",
-            aim,
-            is_met(p50s[tier]),
-        )
-
-
 def output_memory(scale: Scale, data_dir: Path) -> Iterator[Figure]:
     """What the service's resident memory grows by while a command prints."""
     with toolcrib(data_dir / "output-memory") as service:
@@ -223,49 +213,21 @@ FIGURES: dict[str, Callable[[Scale, Path], Iterator[Figure]]] = {
     "single-read": single_read,
     "batches": batches,
     "bash-true": bash_true,
-    "sandbox": sandbox,
+    "sandbox": lambda scale, data_dir: sandbox(
+        int(scale.rounds * scale.seconds * 20) + 1, scale.seconds, scale.output_bytes, data_dir
+    ),
     "output-memory": output_memory,
     "read-memory": read_memory,
     "first-delta": first_delta,
     "large-file": lambda scale, data_dir: large_file(scale.output_bytes, scale.repeats, data_dir),
+    "slow-reader": lambda scale, data_dir: slow_reader(scale.output_bytes, data_dir),
+    "records": lambda scale, data_dir: records(scale.records, scale.repeats, scale.databases, data_dir),
+    "subscribers": lambda scale, data_dir: subscribers(scale.subscribers, scale.stream_seconds, data_dir),
     "files": lambda scale, data_dir: files(2 * scale.output_bytes, data_dir),
 }
 
-
-async def tier_milliseconds(private: Path, bwrap: str | None, runs: int) -> dict[str, list[float]]:
-    """Return how long each of `runs` commands took, by tier and by bare way to start one."""
-    root = private / "root"
-    root.mkdir()
-    fd = os.open(root, os.O_PATH | os.O_DIRECTORY)
-    spec = ProcessSpec(["/bin/bash", "-c", "true"], fd, command_environment(str(root), {}))
-    made = {tier: await select_sandbox([tier], SandboxMeans(private)) for tier in get_args(Tier)}
-    sandboxes = {tier: selection.sandbox for tier, selection in made.items() if selection.sandbox is not None}
-    times: dict[str, list[float]] = {name: [] for name in ("Popen", *(["bwrap"] if bwrap else []), *sandboxes)}
-    try:
-        for _ in range(runs):
-            times["Popen"].append(popen_milliseconds(spec.argv))
-            if bwrap is not None:
-                times["bwrap"].append(popen_milliseconds(bare_bwrap(bwrap, root, spec.argv)))
-            for tier, tool in sandboxes.items():
-                started = time.perf_counter()
-                await run_command(
-                    tool, spec, signal=AbortSignal(), timeout_ms=30_000, on_output=lambda _stream, _data: None
-                )
-                times[tier].append((time.perf_counter() - started) * 1000)
-    finally:
-        for tool in sandboxes.values():
-            await tool.close()
-        os.close(fd)
-    return times
-
-
-def bare_bwrap(bwrap: str, root: Path, argv: Sequence[str]) -> list[str]:
-    """Return the least that gives a command namespaces and a file system of its own."""
-    words = "--unshare-user --unshare-pid --unshare-ipc --unshare-uts --unshare-net --cap-drop ALL --new-session"
-    system = [word for path in ("/usr", "/etc") for word in ("--ro-bind", path, path)]
-    links = [word for path in LINKED if Path(path).exists() for word in ("--symlink", f"usr{path}", path)]
-    mounts = ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--bind", str(root), str(root)]
-    return [bwrap, *words.split(), *system, *links, *mounts, "--chdir", str(root), "--", *argv]
+LONG = frozenset({"records"})
+"""Those that take minutes: measured only when they are named."""
 
 
 # -- how it is measured -----------------------------------------------------------------------------------------------

@@ -35,6 +35,11 @@ class Server:
     def reset_peak(self) -> None:
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
 
+    def cpu_seconds(self) -> float:
+        """Processor time the process has taken, its threads included and its children not."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def _status(self, field: str) -> int:
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith(field + ":"):
@@ -42,10 +47,18 @@ class Server:
         raise LookupError(field)
 
 
-def toolcrib(data_dir: Path, module: str = "app", sandbox: str = "auto") -> AbstractContextManager[Server]:
+def toolcrib(
+    data_dir: Path,
+    module: str = "app",
+    sandbox: str = "auto",
+    database_url: str | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> AbstractContextManager[Server]:
     """Serve Toolcrib as a user would; `module` is run in place of `app` with the same arguments."""
-    settings = {"TOOLCRIB_API_KEY": API_KEY, "TOOLCRIB_DATA_DIR": str(data_dir), "TOOLCRIB_PORT": "0"}
-    return _serve([module, "serve"], {**settings, "TOOLCRIB_SANDBOX": sandbox})
+    own = {"TOOLCRIB_API_KEY": API_KEY, "TOOLCRIB_DATA_DIR": str(data_dir), "TOOLCRIB_PORT": "0", **(settings or {})}
+    if database_url is not None:
+        own["TOOLCRIB_DATABASE_URL"] = database_url
+    return _serve([module, "serve"], {**own, "TOOLCRIB_SANDBOX": sandbox})
 
 
 def floor(data_dir: Path) -> AbstractContextManager[Server]:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +13,29 @@ from psycopg import sql
 from app.storage.sql.schema import metadata
 from app.storage.sql.storage import SqlStorage
 from tests.support.postgres import URL_VARIABLE, Databases, PostgresServer
+from tests.support.users import let_others_pass
 
+MADE_BASE = pytest.StashKey[Path]()
 MIGRATED = f"toolcrib_migrated_{os.getpid()}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Give root's tests a directory of their own: the one pytest takes is closed again by the next run that starts."""
+    if os.geteuid() == 0 and config.option.basetemp is None and not hasattr(config, "workerinput"):
+        config.option.basetemp = tempfile.mkdtemp(prefix="toolcrib-tests-")
+        config.stash[MADE_BASE] = Path(config.option.basetemp)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    made = session.config.stash.get(MADE_BASE, None)
+    if made is not None and exitstatus == 0:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def tmp_path_factory(tmp_path_factory: pytest.TempPathFactory) -> pytest.TempPathFactory:
+    return let_others_pass(tmp_path_factory)
 
 
 @pytest.fixture

@@ -137,3 +137,77 @@ def test_a_command_that_is_none_is_refused(arguments: list[str], capsys: Capture
         main(arguments)
     assert caught.value.code == 2
     assert "usage: toolcrib" in capsys.readouterr().err
+
+
+def test_a_key_is_made_with_the_scopes_and_the_owner_that_are_asked_for(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["key", "create", "--scopes", "exec, read", "--owner", "team-a"]) == 0
+    assert capsys.readouterr().out.startswith("toolcrib_")
+    storage = SqlStorage(tmp_path / "data" / "toolcrib.db")
+    [key] = storage.keys()
+    storage.close()
+    assert (key.name, key.scopes, key.owner, key.created_by) == ("", ("read", "exec"), "team-a", "cli")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        ("--scopes", "root", "scopes are read, write, exec, admin"),
+        ("--scopes", " , ", "scopes are read, write, exec, admin"),
+        ("--owner", "a b", "an owner is 1 to 64"),
+        ("--owner", "", "an owner is 1 to 64"),
+    ],
+)
+def test_a_key_that_cannot_be_is_refused(
+    tmp_path: Path, capsys: Capture, option: str, value: str, sentence: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["key", "create", option, value])
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "sentence"),
+    [
+        ("{tmp}/nothing", "{tmp}/to", "the copy is refused: there is no database {tmp}/nothing/toolcrib.db."),
+        ("mysql://h/x", "{tmp}/to", "the copy is refused: the database URL begins with mysql://"),
+        ("{tmp}/data", "postgresql://u:hunter2@h:port/x", "one of the databases cannot be used"),
+        (
+            "{tmp}/data",
+            "/proc/nowhere",
+            "one of the databases cannot be used: [Errno 2] No such file or directory: '/proc/nowhere'.",
+        ),
+        ("sqlite://", "{tmp}/to", "the copy is refused: the database URL begins with sqlite://"),
+    ],
+)
+def test_a_copy_between_databases_that_are_none_is_refused(
+    tmp_path: Path, capsys: Capture, source: str, target: str, sentence: str
+) -> None:
+    said = refusal(capsys, "db", "copy", "--from", source.format(tmp=tmp_path), "--to", target.format(tmp=tmp_path))
+    assert said.startswith(sentence.format(tmp=tmp_path))
+    assert "hunter2" not in said
+
+
+def test_a_copy_to_a_server_that_is_away_fails_with_one_line(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["migrate"]) == 0
+    capsys.readouterr()
+    assert main(["db", "copy", "--from", str(tmp_path / "data"), "--to", "postgresql://u:hunter2@127.0.0.1:1/x"]) == 1
+    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("toolcrib: ")]
+    assert "127.0.0.1" in line
+    assert "hunter2" not in line
+
+
+def test_a_copy_tells_of_each_table_and_ends_with_what_was_compared(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["key", "create", "--name", "ci"]) == 0
+    capsys.readouterr()
+    assert main(["db", "copy", "--from", str(tmp_path / "data"), "--to", f"sqlite:///{tmp_path}/copy.db"]) == 0
+    written = capsys.readouterr()
+    assert written.err == ""
+    *tables, last = written.out.splitlines()
+    assert "api_keys: 1 rows" in "\n".join(tables)
+    assert "audit_events: 1 rows" in "\n".join(tables)
+    assert last == f"compared: {len(tables)} tables, 2 rows, the same in both databases"
+    storage = SqlStorage(tmp_path / "copy.db")
+    [made] = storage.keys()
+    storage.close()
+    assert made.name == "ci"

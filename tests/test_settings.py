@@ -37,6 +37,12 @@ def test_nothing_set_serves_this_machine_alone(monkeypatch: pytest.MonkeyPatch, 
         ),
         ("SANDBOX_READABLE", "/usr:lib", "TOOLCRIB_SANDBOX_READABLE is wrong: lib is no absolute path below /"),
         ("SANDBOX_READABLE", "/no/such", "TOOLCRIB_SANDBOX_READABLE is wrong: there is nothing at /no/such"),
+        ("RUN_AS", "0", "TOOLCRIB_RUN_AS is wrong: nothing is done as user or group 0"),
+        ("RUN_AS", "1000:0", "TOOLCRIB_RUN_AS is wrong: nothing is done as user or group 0"),
+        ("RUN_AS", "4294967295", "TOOLCRIB_RUN_AS is wrong: nothing is done as user or group 0"),
+        ("RUN_AS", "root", "TOOLCRIB_RUN_AS is wrong: nothing is done as root"),
+        ("RUN_AS", "nobody:nogroup", "TOOLCRIB_RUN_AS is wrong: it has to be a user's name, a number, or two numbers"),
+        ("RUN_AS", "1:2:3", "TOOLCRIB_RUN_AS is wrong: it has to be a user's name, a number, or two numbers"),
         ("BWRAP", "bwrap", "TOOLCRIB_BWRAP is wrong: it has to be an absolute path"),
         ("BWRAP", "/etc/passwd", "TOOLCRIB_BWRAP is wrong: there is no program"),
         ("DATABASE_URL", "mysql://u:secret@h/d", "TOOLCRIB_DATABASE_URL is wrong: it has to start with postgresql://"),
@@ -45,6 +51,16 @@ def test_nothing_set_serves_this_machine_alone(monkeypatch: pytest.MonkeyPatch, 
         ("WORKSPACE_ROOTS", "srv", "TOOLCRIB_WORKSPACE_ROOTS is wrong: srv is no absolute path."),
         ("CORS_ORIGINS", "example.org", "TOOLCRIB_CORS_ORIGINS is wrong: example.org is no origin"),
         ("ALLOW_UNRESTRICTED", "perhaps", "TOOLCRIB_ALLOW_UNRESTRICTED is wrong: it has to be a valid boolean"),
+        ("RATE_LIMIT", "-1", "TOOLCRIB_RATE_LIMIT is wrong: it has to be greater than or equal to 0 (it is '-1')."),
+        ("RATE_LIMIT", "nan", "TOOLCRIB_RATE_LIMIT is wrong: it has to be"),
+        ("MAX_BATCHES", "0", "TOOLCRIB_MAX_BATCHES is wrong: it has to be greater than or equal to 1 (it is '0')."),
+        (
+            "RETAIN_OUTPUT",
+            "soon",
+            "TOOLCRIB_RETAIN_OUTPUT is wrong: it has to be a number of seconds, or one with s, m, h",
+        ),
+        ("RETAIN_EVENTS", "0", "TOOLCRIB_RETAIN_EVENTS is wrong: it has to be greater than or equal to 1"),
+        ("RETAIN_RECORDS", "99999d", "TOOLCRIB_RETAIN_RECORDS is wrong: it has to be less than or equal to"),
         ("LOG_LEVEL", "loud", "TOOLCRIB_LOG_LEVEL is wrong: it has to be 'debug', 'info', 'warning' or 'error'"),
         ("LOG_FORMAT", "xml", "TOOLCRIB_LOG_FORMAT is wrong: it has to be 'auto', 'console' or 'json'"),
     ],
@@ -124,3 +140,10 @@ def test_every_setting_has_a_line_in_the_documentation_and_no_other_is_there() -
     lines = DOCUMENTATION.read_text().splitlines()
     documented = [line.split("`")[1] for line in lines if line.startswith(f"| `{PREFIX}")]
     assert sorted(documented) == sorted(map(variable, Settings.model_fields))
+
+
+def test_a_duration_is_seconds_or_has_a_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Settings.load().retain_output is None
+    for text, seconds in (("3600", 3600), ("90s", 90), ("15m", 900), ("12h", 43_200), (" 30 d ", 2_592_000)):
+        monkeypatch.setenv(PREFIX + "RETAIN_OUTPUT", text)
+        assert Settings.load().retain_output == seconds

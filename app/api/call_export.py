@@ -5,8 +5,6 @@ from contextlib import aclosing
 from typing import Any, Final
 
 import orjson
-import structlog
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Scope
 
@@ -22,7 +20,6 @@ from app.storage.base import Page
 CHUNK_BYTES: Final = 64 * 1024
 
 _NOTHING: Final[Page[CallRecord]] = Page((), None)
-_log = structlog.get_logger(__name__)
 
 
 class CallExport:
@@ -69,9 +66,8 @@ class CallExport:
                     last = page.next_before
                     page = await anext(pages, _NOTHING)
             except AppError as error:
-                _log.warning("export_cut", code=error.code, detail=error.detail)
                 yield b"".join([*chunk, _last_line(scope, error, last)])
-                raise ClientDisconnect from error
+                raise
         if chunk:
             yield b"".join(chunk)
 

@@ -2,14 +2,19 @@
 
 import asyncio
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import Annotated, Any, Final, get_origin
+from urllib.parse import unquote_to_bytes
 
 from fastapi import Header, Path, Query, Request, Security
 from fastapi.security import HTTPBearer, SecurityScopes
 from pydantic import AfterValidator
 
 from app.api.errors import UnsupportedMediaType
+from app.api.middleware import RATE_FIELDS
+from app.domain.caller import Caller
 from app.domain.idempotency import IdempotencyKey
 from app.domain.ids import Prefix, is_id
 from app.domain.json_codec import JsonSyntaxError, JsonValueError, parse
@@ -23,17 +28,29 @@ from app.errors import (
     PayloadTooLarge,
     Unauthorized,
 )
+from app.events.feed import WorkspaceFeed
 from app.services.archives import ArchiveService
+from app.services.audit import AuditLog
 from app.services.batches import BatchService
 from app.services.files import FileService
-from app.services.keys import Caller, KeyService
+from app.services.keys import KeyService
+from app.services.pressure import Pressure
 from app.services.readiness import Readiness
+from app.services.request_rates import RequestRates
+from app.services.streams import StreamSlots
 from app.services.tool_catalog import ToolCatalog
+from app.services.url_tokens import UrlTokenService
 from app.services.workspaces import WorkspaceService
 from app.telemetry.metrics import Metrics
 
 BODY_MAX_BYTES: Final = 16 * 1024 * 1024
 WAIT_MAX_SECONDS: Final = 60.0
+PAGE_MAX: Final = 200
+# How the document of FastAPI names the ways in; `app.api.openapi` makes of them what OpenAPI means.
+KEY_SCHEME: Final = "apiKey"
+ANY_SCOPE_SCHEME: Final = "apiKeyAnyScope"
+KEY_OR_TOKEN_SCHEME: Final = "apiKeyOrUrlToken"  # noqa: S105 - a name
+URL_TOKEN_SCHEME: Final = "urlToken"  # noqa: S105 - a name
 # Parsing this much takes longer than handing it to a thread.
 _PARSE_INLINE_BYTES: Final = 64 * 1024
 _PREFER_WAIT: Final = re.compile(r"(?:^|[,;])\s*wait\s*=\s*\"?(\d{1,9})\"?\s*(?=$|[,;])", re.IGNORECASE)
@@ -56,11 +73,17 @@ class Services:
     """Everything routes call. `app.main` builds it and puts it into `app.state.services`."""
 
     keys: KeyService
+    audit: AuditLog
+    url_tokens: UrlTokenService
     workspaces: WorkspaceService
     files: FileService
     archives: ArchiveService
     batches: BatchService
+    feed: WorkspaceFeed
     tools: ToolCatalog
+    rates: RequestRates
+    streams: StreamSlots
+    pressure: Pressure
     readiness: Readiness
     metrics: Metrics
     about: About
@@ -72,15 +95,38 @@ def services_of(request: Request) -> Services:
 
 
 class ApiKey(HTTPBearer):
-    """What every request of `/v1` passes: its bearer key, then the names of its query parameters.
+    """What every request of `/v1` passes: its bearer key, the key's scopes, then the names of its query parameters.
 
     In this order, because who has no key is told nothing else.
     """
 
-    def __init__(self) -> None:
-        super().__init__(scheme_name="apiKey", description="`Authorization: Bearer <API key>`", auto_error=False)
+    def __init__(self, scheme_name: str = KEY_SCHEME) -> None:
+        super().__init__(
+            scheme_name=scheme_name,
+            description="`Authorization: Bearer <API key>`; the scopes are the key's.",
+            auto_error=False,
+        )
 
     async def __call__(self, request: Request, security_scopes: SecurityScopes) -> Caller:  # type: ignore[override]
+        rates = services_of(request).rates
+        try:
+            caller = await self._caller(request)
+        except Unauthorized:
+            rates.count_failure(_address(request))
+            _note_refusal(request, None, 401, None)
+            raise
+        caller = replace(caller, request_id=request.scope["state"]["request_id"])
+        request.scope["state"][RATE_FIELDS] = rates.count(caller.key_id)
+        try:
+            self._require(caller, security_scopes.scopes)
+        except Forbidden as error:
+            _note_refusal(request, caller, 403, error.extra["scope"])
+            raise
+        if request.scope["query_string"]:
+            _refuse_odd_parameters(request)
+        return caller
+
+    async def _caller(self, request: Request) -> Caller:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         token = token.strip()
         if scheme.lower() != "bearer" or not token:
@@ -89,19 +135,107 @@ class ApiKey(HTTPBearer):
             )
         caller = await services_of(request).keys.caller(token)
         if caller is None:
-            raise Unauthorized("there is no such API key", headers={"WWW-Authenticate": 'Bearer error="invalid_token"'})
-        for scope in security_scopes.scopes:
-            if scope not in caller.scopes:
-                raise Forbidden(f"the API key lacks the scope {scope}", scope=scope)
-        if request.scope["query_string"]:
-            _refuse_odd_parameters(request)
+            raise Unauthorized(
+                "there is no such API key, or it was revoked or has expired",
+                headers={"WWW-Authenticate": 'Bearer error="invalid_token"'},
+            )
         return caller
+
+    def _require(self, caller: Caller, scopes: Sequence[str]) -> None:
+        for scope in scopes:
+            if scope not in caller.scopes:
+                raise lacks(scope)
+
+
+class AnyScope(ApiKey):
+    """As `ApiKey`, where one of the scopes is enough: what else is needed depends on the tools that are called."""
+
+    def __init__(self) -> None:
+        super().__init__(ANY_SCOPE_SCHEME)
+
+    def _require(self, caller: Caller, scopes: Sequence[str]) -> None:
+        if caller.scopes.isdisjoint(scopes):
+            raise lacks(" or ".join(scopes))
+
+
+class KeyOrUrlToken(ApiKey):
+    """As `ApiKey`; without the header a URL token in `?token=` will do. For GET and HEAD of one resource."""
+
+    def __init__(self) -> None:
+        super().__init__(KEY_OR_TOKEN_SCHEME)
+
+    async def __call__(  # type: ignore[override]
+        self,
+        request: Request,
+        security_scopes: SecurityScopes,
+        token: Annotated[str | None, Query(include_in_schema=False)] = None,  # noqa: ARG002 - read in `_caller`
+    ) -> Caller:
+        return await super().__call__(request, security_scopes)
+
+    async def _caller(self, request: Request) -> Caller:
+        token = request.query_params.get("token", "")
+        if "authorization" in request.headers or not token:
+            return await super()._caller(request)
+        about = request.path_params.get("batch_id") or request.path_params.get("call_id")
+        path = unquote_to_bytes(request.scope["raw_path"])
+        caller = await services_of(request).url_tokens.caller(token, path, about)
+        if caller is None:
+            raise Unauthorized(
+                "this is no token for this URL, or its time is over; make a new one with POST /v1/url-tokens",
+                headers={"WWW-Authenticate": 'Bearer error="invalid_token"'},
+            )
+        # Whoever has the token may show what it opens, on whatever page.
+        request.scope["state"]["embeddable"] = True
+        return caller
+
+
+def lacks(scope: str, why: str = "") -> Forbidden:
+    """Return the error of a key without a scope; `why` goes on with the sentence."""
+    return Forbidden(f"the API key lacks the scope {scope}{why}", scope=scope)
+
+
+def _address(request: Request) -> str:
+    """Return whom failures are counted for: the peer's address; of IPv6 the /64, which is one subscriber's."""
+    host = "" if request.client is None else request.client.host
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, IPv6Address):
+        mapped = address.ipv4_mapped
+        return str(IPv6Network((int(address), 64), strict=False)) if mapped is None else str(mapped)
+    return str(address)
 
 
 _api_key: Final = ApiKey()
 Reader = Annotated[Caller, Security(_api_key, scopes=["read"])]
+Viewer = Annotated[Caller, Security(KeyOrUrlToken(), scopes=["read"])]
+"""A reader of one resource, which a URL token may open too: declare it for GET and HEAD alone."""
 Writer = Annotated[Caller, Security(_api_key, scopes=["write"])]
 Admin = Annotated[Caller, Security(_api_key, scopes=["admin"])]
+ToolCaller = Annotated[Caller, Security(AnyScope(), scopes=["read", "write", "exec"])]
+"""Who may call tools; `require_tools` says which."""
+
+
+def _note_refusal(request: Request, caller: Caller | None, status: int, scope: str | None) -> None:
+    services_of(request).audit.refused(
+        caller,
+        status,
+        request.method,
+        request.scope["path"],
+        scope,
+        "" if request.client is None else request.client.host,
+    )
+
+
+def require_tools(request: Request, caller: Caller, names: Iterable[str]) -> None:
+    """Raise Forbidden when the caller lacks the scope of a tool; one that does not exist needs none."""
+    catalog = services_of(request).tools
+    for name in names:
+        scope = catalog.scope(name)
+        if scope is not None and scope not in caller.scopes:
+            _note_refusal(request, caller, 403, scope)
+            raise lacks(scope, f", which the tool {name} needs")
 
 
 def _refuse_odd_parameters(request: Request) -> None:
@@ -152,8 +286,9 @@ def _id_of(prefix: Prefix, noun: str) -> AfterValidator:
 
 WorkspaceId = Annotated[str, Path(description="The workspace's id, `ws_…`."), _id_of("ws", "workspace")]
 BatchId = Annotated[str, Path(description="The batch's id, `batch_…`."), _id_of("batch", "batch")]
+KeyId = Annotated[str, Path(description="The key's id, `key_…`."), _id_of("key", "key")]
 CallId = Annotated[str, Path(description="The call's id, `call_…`; not your own `toolCallId`."), _id_of("call", "call")]
-Limit = Annotated[int, Query(ge=1, le=200, description="Items of a page at most.")]
+Limit = Annotated[int, Query(ge=1, le=PAGE_MAX, description="Items of a page at most.")]
 Cursor = Annotated[str | None, Query(description="`nextCursor` of the page before.")]
 Wait = Annotated[
     float | None,

@@ -4,9 +4,11 @@ There is a bound on how long a client may not read.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import aclosing
-from typing import Final, cast
+from functools import partial
+from types import coroutine
+from typing import Any, Final, cast
 
 import structlog
 from sse_starlette.event import ServerSentEvent
@@ -16,6 +18,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from app.api.negotiation import EVENT_STREAM, JSON_LINES
+from app.errors import AppError
 
 PING_SECONDS: Final = 15
 SEND_SECONDS: Final = 30.0
@@ -26,6 +29,10 @@ _log = structlog.get_logger(__name__)
 
 def _ping() -> ServerSentEvent:
     return ServerSentEvent(comment="ping", sep="\n")
+
+
+def _nothing() -> None:
+    pass
 
 
 def _empty_line() -> ServerSentEvent:
@@ -40,13 +47,29 @@ async def _lines(frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, N
             yield b"".join(line[6:] for line in chunk.splitlines(keepends=True) if line.startswith(b"data: "))
 
 
+@coroutine
+def _rest(steps: Generator[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
+    """Go on with what was begun by hand: `waits_for` is what its first step gave to the event loop."""
+    while True:
+        try:
+            value = yield waits_for
+        except BaseException as error:  # noqa: BLE001 - a cancel among others, which belongs to what waits
+            step = partial(steps.throw, error)
+        else:
+            step = partial(steps.send, value)
+        try:
+            waits_for = step()
+        except StopIteration:
+            return
+
+
 class EventStream(EventSourceResponse):
     """Sends whole SSE frames as they come, a comment every 15 s, and ends with the frames.
 
     As `JSON_LINES` only what stands behind `data:` is sent, a line for each event, and an empty line every 15 s.
 
     A client that reads nothing for 30 s is dropped. `on_disconnect` is awaited when the client went away, or was
-    dropped, before the last frame.
+    dropped, before the last frame. `on_close` is called when nothing more is sent, whatever the reason.
     """
 
     def __init__(
@@ -56,6 +79,7 @@ class EventStream(EventSourceResponse):
         *,
         headers: Mapping[str, str] | None = None,
         on_disconnect: Callable[[], Awaitable[None]] | None = None,
+        on_close: Callable[[], None] = _nothing,
     ) -> None:
         if form == JSON_LINES:
             frames = _lines(frames)
@@ -71,6 +95,7 @@ class EventStream(EventSourceResponse):
         )
         self._frames = frames
         self._on_disconnect = on_disconnect
+        self._on_close = on_close
         self._gone = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,6 +113,7 @@ class EventStream(EventSourceResponse):
             _log.info("slow_client_dropped", path=scope["path"], seconds=SEND_SECONDS)
             raise ClientDisconnect from None
         finally:
+            self._on_close()
             # A generator that was never started runs no `finally` of its own, so this is the place for both.
             await self._frames.aclose()
             if self._gone and self._on_disconnect is not None:
@@ -96,18 +122,46 @@ class EventStream(EventSourceResponse):
             # Cut because the service stops: end the body properly. Without `batch_end` a client knows what it missed.
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    async def _send_with_timeout(self, send: Send, message: Message) -> None:
+        """Send a message, with a time limit when it has to wait; what there is room for is sent without one.
+
+        This is the library's own step, called once for each event and follower: a timer for each would cost more than
+        all the rest of it.
+        """
+        steps = send(message).__await__()
+        try:
+            waits_for = next(steps)
+        except StopIteration:
+            return
+        try:
+            async with asyncio.timeout(SEND_SECONDS):
+                await _rest(steps, waits_for)
+        except TimeoutError:
+            raise SendTimeoutError from None
+
     async def _note_disconnect(self, _message: Message) -> None:
         self._gone = True
 
 
 class BoundedStream(StreamingResponse):
-    """A StreamingResponse that drops a client which reads nothing for 30 s, and closes what it reads from."""
+    """A StreamingResponse that drops a client which reads nothing for 30 s, and closes what it reads from.
+
+    An error on the way cuts the connection, so that nobody takes what came for the whole.
+    `on_close` is called when nothing more is sent.
+    """
 
     def __init__(
-        self, chunks: AsyncGenerator[bytes, None], status_code: int, headers: Mapping[str, str], media_type: str
+        self,
+        chunks: AsyncGenerator[bytes, None],
+        status_code: int,
+        headers: Mapping[str, str],
+        media_type: str,
+        *,
+        on_close: Callable[[], None] = _nothing,
     ) -> None:
         super().__init__(chunks, status_code, headers, media_type)
         self._chunks = chunks
+        self._on_close = on_close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_in_time(message: Message) -> None:
@@ -120,5 +174,9 @@ class BoundedStream(StreamingResponse):
 
         try:
             await super().__call__(scope, receive, send_in_time)
+        except AppError as error:
+            _log.warning("answer_cut", path=scope["path"], code=error.code, detail=error.detail)
+            raise ClientDisconnect from None
         finally:
+            self._on_close()
             await self._chunks.aclose()

@@ -16,14 +16,17 @@ _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}\Z")
 _HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
 )
+_SAME_ORIGIN: Final = (b"cross-origin-resource-policy", b"same-origin")
+_CROSS_ORIGIN: Final = (b"cross-origin-resource-policy", b"cross-origin")
 # A response may bring its own.
 _DEFAULTS: Final = (
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
     (b"cache-control", b"no-store"),
 )
 _QUIET_PATHS: Final = frozenset({"/healthz", "/readyz"})
+
+RATE_FIELDS: Final = "rate_fields"
 
 _log = structlog.get_logger(__name__)
 
@@ -65,6 +68,8 @@ class RequestContext:
                 present = {name for name, _ in headers}
                 headers.append((b"x-request-id", request_id.encode("ascii")))
                 headers += _HEADERS
+                headers.append(_CROSS_ORIGIN if scope["state"].get("embeddable") else _SAME_ORIGIN)
+                headers += rate_fields(scope)
                 headers += (default for default in _DEFAULTS if default[0] not in present)
                 message = {**message, "headers": headers}
             await send(message)
@@ -116,6 +121,12 @@ class FaultBarrier:
                 raise
             detail = "the service failed; its log has more under this requestId"
             await problem(scope, "internal", detail)(scope, receive, send)
+
+
+def rate_fields(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """Return the fields that tell of the key's rate: those that were noted when the request was counted."""
+    noted: dict[str, str] = scope["state"].get(RATE_FIELDS, {})
+    return [(name.lower().encode("ascii"), value.encode("ascii")) for name, value in noted.items()]
 
 
 def _route_of(scope: Scope) -> str:

@@ -23,13 +23,18 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 from app.api.errors import invalid_body
+from app.api.times import RequestTime, milliseconds
+from app.domain.audit import AuditAction
 from app.domain.batch import BatchStatus, OnDisconnect, OnError
+from app.domain.caller import Scope
+from app.domain.clock import now_ms
 from app.domain.events import EventType
 from app.domain.json_model import JsonModel
 from app.domain.tool_call import CallStatus, ExecutionMode
 from app.domain.workspace import WHOLE, WorkspaceOptions, WorkspaceStatus
 from app.errors import ErrorCode
 from app.services.batches import BatchRequest, CallRequest
+from app.services.keys import KeyRequest
 
 CALLS_MAX: Final = 64
 METADATA_MAX_BYTES: Final = 16 * 1024
@@ -91,6 +96,13 @@ def _file(value: Any) -> bytes:
     raise PydanticCustomError("file_content", 'a file is a text or {{"base64": "…"}}')
 
 
+def _distinct(value: list[Scope]) -> list[Scope]:
+    if len(set(value)) < len(value):
+        raise PydanticCustomError("duplicate_scope", "name each scope once")
+    return value
+
+
+_DISTINCT: Final[dict[str, Any]] = {"uniqueItems": True}
 Metadata = Annotated[
     dict[str, Any], AfterValidator(_metadata), Field(description="Your own JSON object, at most 16 KiB, kept as it is.")
 ]
@@ -176,7 +188,9 @@ class WorkspaceRequestBody(RequestModel):
     metadata: Metadata = Field(default_factory=dict)
     options: WorkspaceOptions = WorkspaceOptions()
     files: Annotated[dict[FilePath, FileContent], Field(max_length=FILES_MAX)] = Field(
-        default_factory=dict, description="Files to lay in, by their path relative to the root."
+        default_factory=dict,
+        description="Files to lay in, by their path relative to the root.",
+        json_schema_extra={"additionalProperties": False},
     )
     ttl_seconds: TtlSeconds | None = None
     trusted: bool = Field(default=True, description="An untrusted workspace may not write, edit or run commands.")
@@ -193,6 +207,51 @@ class WorkspacePatchBody(RequestModel):
     options: WorkspaceOptions = WorkspaceOptions()
     trusted: bool = True
     ttl_seconds: TtlSeconds | None = Field(default=None, description="Counted from now; null: never expires.")
+
+
+class KeyRequestBody(RequestModel):
+    """A new API key. `expiresAt` or `ttlSeconds`, not both; with neither it works until it is revoked."""
+
+    name: Name = Field(description="What the key is for.")
+    scopes: Annotated[list[Scope], AfterValidator(_distinct), Field(min_length=1, json_schema_extra=_DISTINCT)]
+    owner: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")] | None = Field(
+        default=None,
+        description="Whose things the key makes and sees; keys may share an owner. Not given: the key's own id.",
+    )
+    expires_at: RequestTime | None = Field(default=None, description="The key works until this time, in the future.")
+    ttl_seconds: Annotated[int, Field(ge=1, le=TTL_MAX_SECONDS), WHOLE] | None = Field(
+        default=None, description="The key works for this many seconds from now."
+    )
+
+
+def key_request(value: Any) -> KeyRequest:
+    """Return the key a request body asks for.
+
+    Raises:
+        InvalidRequest: the body does not fit.
+    """
+    body = validated(KeyRequestBody, value)
+    now = now_ms()
+    expires_at = None if body.ttl_seconds is None else now + body.ttl_seconds * 1000
+    if body.expires_at is not None:
+        at = milliseconds(body.expires_at)
+        problem = None
+        if body.ttl_seconds is not None:
+            problem = "expiresAt and ttlSeconds say the same thing; give one of them"
+        elif not now < at <= now + TTL_MAX_SECONDS * 1000:
+            problem = "this has to be a time in the next ten years"
+        if problem is not None:
+            raise invalid_body([{"loc": ("expiresAt",), "type": "expiry", "msg": problem, "input": None}])
+        expires_at = at
+    return KeyRequest(body.name, tuple(body.scopes), body.owner, expires_at)
+
+
+class UrlTokenRequestBody(RequestModel):
+    """The URL a token is for."""
+
+    url: Annotated[str, StringConstraints(max_length=16_000, pattern=r'^/v1/[!-"$->@-~]+$')] = Field(
+        description="The path of a GET, `/v1/…`, percent-encoded, without a query."
+    )
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------
@@ -212,6 +271,33 @@ class WorkspaceBody(ResponseModel):
     created_at: Time
     last_used_at: Time
     expires_at: Time | None
+
+
+class KeyBody(ResponseModel):
+    """An API key, without its token. `createdBy` is the id of a key, `env`, `cli` or `service` (the first start)."""
+
+    id: str
+    name: str
+    owner: str
+    scopes: list[Scope]
+    created_at: Time
+    created_by: str
+    expires_at: Time | None
+    revoked_at: Time | None
+
+
+class NewKeyBody(KeyBody):
+    """An API key with its token, which is stored nowhere and shown this once."""
+
+    token: str
+
+
+class UrlTokenBody(ResponseModel):
+    """A token for one URL. `url` is the one that was sent, with the token in it."""
+
+    token: str
+    url: str
+    expires_at: Time
 
 
 class ContentBlockBody(ResponseModel):
@@ -341,6 +427,27 @@ class WorkspaceListBody(ListBody):
     data: list[WorkspaceBody]
 
 
+class KeyListBody(ListBody):
+    data: list[KeyBody]
+
+
+class AuditEventBody(ResponseModel):
+    """Who changed what. `details` depends on `action`; docs/http-api.md has all."""
+
+    id: str
+    at: Time
+    action: AuditAction
+    actor: str
+    owner: str
+    target: str | None
+    request_id: str | None
+    details: dict[str, Any]
+
+
+class AuditListBody(ListBody):
+    data: list[AuditEventBody]
+
+
 class BatchListBody(ListBody):
     data: list[BatchItemBody]
 
@@ -443,10 +550,29 @@ class VersionBody(ResponseModel):
 
 
 class EventBody(ResponseModel):
-    """One event of a stream. `data` is a JSON object with `type`, `seq`, `at` and `batchId`; docs/events.md has all."""
+    """One event of a stream. `data` is a JSON object, whose `type` is `event` and whose `seq` is `id`.
 
-    id: str
+    A `resync` has no `id`.
+    """
+
+    id: str | None = None
     event: EventType
+    data: Annotated[
+        str,
+        Field(
+            json_schema_extra={
+                "contentMediaType": "application/json",
+                "contentSchema": {"$ref": "#/components/schemas/EventDataBody"},
+            }
+        ),
+    ]
+    retry: int | None = None
+
+
+class HintBody(ResponseModel):
+    """One event of a workspace's feed. `data` is a JSON object with `type` and what docs/events.md says."""
+
+    event: Literal["hint", "resync"]
     data: Annotated[str, Field(json_schema_extra={"contentMediaType": "application/json"})]
     retry: int | None = None
 
@@ -471,6 +597,7 @@ class ProblemBody(ResponseModel):
     code: str
     request_id: str
     errors: list[ProblemErrorBody] | None = None
+    scope: str | None = None
     current_etag: str | None = None
     files: list[FileResultBody] | None = None
     applied: list[str] | None = None

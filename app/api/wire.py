@@ -12,6 +12,7 @@ from typing import Any, Final
 import orjson
 from starlette.responses import Response
 
+from app.domain.audit import AuditEvent
 from app.domain.batch import Batch
 from app.domain.clock import rfc3339
 from app.domain.ids import Prefix, is_id
@@ -19,6 +20,7 @@ from app.domain.tool_call import CallRecord
 from app.domain.workspace import Workspace
 from app.errors import InvalidCursor
 from app.services.batches import INLINE_BYTES
+from app.storage.base import ApiKey
 
 _NO_HOOKS: Final = orjson.Fragment(b"[]")
 
@@ -82,6 +84,33 @@ def workspace_json(workspace: Workspace) -> dict[str, Any]:
         "createdAt": rfc3339(workspace.created_at),
         "lastUsedAt": rfc3339(workspace.last_used_at),
         "expiresAt": _time(workspace.expires_at),
+    }
+
+
+def key_json(key: ApiKey) -> dict[str, Any]:
+    """Return a key without anything its token could be told from."""
+    return {
+        "id": key.id,
+        "name": key.name,
+        "owner": key.owner,
+        "scopes": list(key.scopes),
+        "createdAt": rfc3339(key.created_at),
+        "createdBy": key.created_by,
+        "expiresAt": _time(key.expires_at),
+        "revokedAt": _time(key.revoked_at),
+    }
+
+
+def audit_json(event: AuditEvent) -> dict[str, Any]:
+    return {
+        "id": event.id,
+        "at": rfc3339(event.at),
+        "action": event.action.value,
+        "actor": event.actor,
+        "owner": event.owner,
+        "target": event.target,
+        "requestId": event.request_id,
+        "details": event.details,
     }
 
 

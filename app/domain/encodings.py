@@ -1,6 +1,9 @@
 """The encodings texts come in, by the names and labels of the WHATWG Encoding Standard."""
 
 import codecs
+import contextlib
+import encodings
+import pkgutil
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -47,6 +50,13 @@ def find_encoding(label: str) -> TextEncoding | None:
     """Return the encoding one of whose names this is, in any case; None when there is none."""
     wanted = label.strip().lower()
     return _LABELS.get(wanted) or _LABELS.get(wanted.replace("_", "-"))
+
+
+def load_codecs() -> None:
+    """Load every codec of Python: later, threads may act as users who cannot read where Python is installed."""
+    for module in pkgutil.iter_modules(encodings.__path__):
+        with contextlib.suppress(ImportError, LookupError):  # one of another system, or a part of others
+            codecs.lookup(module.name)
 
 
 def unknown_encoding(label: str) -> str:

@@ -14,6 +14,8 @@ class EventType(StrEnum):
     TOOL_EXECUTION_END = "tool_execution_end"
     OUTPUT_GAP = "output_gap"
     BATCH_END = "batch_end"
+    RESYNC = "resync"
+    """Never stored: a stream tells its follower of events that retention has removed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ CAPTURE_BYTES: Final = 10_000_000
 ENTRY_LIMIT: Final = 2_000
 SHELL_TIMEOUT_MS: Final = 120_000
 SHELL_MAX_TIMEOUT_MS: Final = 3_600_000
+OPTION_TIMEOUT_MAX_MS: Final = 86_400_000
+OPTION_CAPTURE_MAX_BYTES: Final = 1_000_000_000
 
 
 def _whole(value: Any) -> Any:
@@ -27,7 +29,7 @@ def _whole(value: Any) -> Any:
 
 # JSON has one kind of number: 5.0 is an integer to a JSON Schema, and what some languages write for 5.
 WHOLE: Final = BeforeValidator(_whole)
-Milliseconds = Annotated[int, Field(ge=1, le=86_400_000), WHOLE]
+Milliseconds = Annotated[int, Field(ge=1, le=OPTION_TIMEOUT_MAX_MS), WHOLE]
 Bytes = Annotated[int, Field(ge=256, le=1_000_000_000), WHOLE]
 Lines = Annotated[int, Field(ge=1, le=10_000_000), WHOLE]
 
@@ -87,7 +89,7 @@ class BashOptions(OptionsModel):
     max_timeout: Milliseconds = SHELL_MAX_TIMEOUT_MS
     max_output_bytes: Bytes = SHOWN_MAX_BYTES
     max_output_lines: Lines = SHOWN_MAX_LINES
-    capture_bytes: Annotated[int, Field(ge=0, le=1_000_000_000), WHOLE] = CAPTURE_BYTES
+    capture_bytes: Annotated[int, Field(ge=0, le=OPTION_CAPTURE_MAX_BYTES), WHOLE] = CAPTURE_BYTES
     env: dict[str, str] = Field(default_factory=dict, max_length=256)
     guard: Literal["auto", "on", "off"] = "auto"
     network: Literal["none", "host"] = "none"
@@ -120,6 +122,7 @@ class WorkspaceOptions(OptionsModel):
 
     containment: Literal["workspace", "unrestricted"] = "workspace"
     tools: list[str] | None = Field(default=None, max_length=64)
+    quota_bytes: Annotated[int, Field(ge=4_096, le=2**53), WHOLE] | None = None
     read: ReadOptions = ReadOptions()
     write: WriteOptions = WriteOptions()
     edit: EditOptions = EditOptions()
@@ -172,8 +175,10 @@ class WorkspaceStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """A workspace's row. `root` is the real path; its device and inode tell when another directory replaced it.
+    """A workspace's row.
 
+    `root` is the real path; its device and inode tell when another directory replaced it, its uid and gid as whom its
+    files are touched and its commands run by a service that is root.
     `options` is what the caller set, as JSON; times are milliseconds since the epoch.
     """
 
@@ -183,6 +188,8 @@ class Workspace:
     root: str
     root_device: int
     root_inode: int
+    root_uid: int
+    root_gid: int
     managed: bool
     trusted: bool
     options: WorkspaceOptions

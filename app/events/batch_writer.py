@@ -260,6 +260,7 @@ class BatchWriter:
             "toolName": state.call.tool_name,
             "stream": stream,
             "fromOffset": state.stream_offsets.get(stream, 0),
+            "reason": "capture_limit",
         }
         self._append(EventType.OUTPUT_GAP, now_ms(), state.call.id, members)
         self._on_gap()

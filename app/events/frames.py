@@ -19,6 +19,8 @@ FRAME_MAX_BYTES: Final = 256 * 1024
 RESULT_MAX_BYTES: Final = FRAME_MAX_BYTES - 16 * 1024
 SNAPSHOT_BYTES: Final = 16 * 1024
 
+# How the JSON of a delta ends as `BatchWriter` stores it; within a partial result the same is followed by more.
+_DELTA_END: Final = b'"kind":"delta"}'
 _LINE_SEPARATORS: Final = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 
 
@@ -28,8 +30,10 @@ def event_json(event_type: EventType, seq: int, at: int, batch_id: str, members:
 
 
 def frame(event: StoredEvent) -> bytes:
-    """Return the whole SSE frame of an event."""
+    """Return the whole SSE frame of an event; a delta whose output retention has removed is an `output_gap`."""
     data = event.data
+    if not event.output and data.endswith(_DELTA_END):
+        return _removed_output_frame(event)
     if event.output:
         data = data[:-1] + b',"delta":' + orjson.dumps([_delta(row) for row in event.output]) + b"}"
     return sse_frame(event.type, event.seq, data)
@@ -41,6 +45,19 @@ def snapshot_frame(event: StoredEvent, text: str, total_bytes: int) -> bytes:
     members["kind"] = "snapshot"
     members["snapshot"] = {"text": text, "bytes": total_bytes}
     return sse_frame(event.type, event.seq, orjson.dumps(members))
+
+
+def resync_frame(batch_id: str, first: int, last: int) -> bytes:
+    """Return the frame that tells a follower of updates which retention has removed; it has no id."""
+    members = {"type": EventType.RESYNC.value, "batchId": batch_id, "firstMissing": first, "lastMissing": last}
+    return b"event: %b\ndata: %b\n\n" % (EventType.RESYNC.value.encode(), orjson.dumps(members))
+
+
+def _removed_output_frame(event: StoredEvent) -> bytes:
+    members = orjson.loads(event.data)
+    del members["kind"]
+    members |= {"type": EventType.OUTPUT_GAP.value, "stream": None, "fromOffset": None, "reason": "retention"}
+    return sse_frame(EventType.OUTPUT_GAP, event.seq, orjson.dumps(members))
 
 
 def sse_frame(event_type: EventType, seq: int, data: bytes) -> bytes:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from app.domain.events import EventType, OutputStream, StoredEvent
-from app.errors import InvalidCursor, NotFound
-from app.events.frames import SNAPSHOT_BYTES, frame, merge_output, snapshot_frame
+from app.errors import InvalidCursor, NotFound, OutputGone
+from app.events.frames import SNAPSHOT_BYTES, frame, merge_output, resync_frame, snapshot_frame
 from app.events.notifier import Notifier
 from app.storage.base import Append, Applied, Storage, SubmitBatch, Write, WriteOutcome
 from app.storage.read_pool import ReadPool
@@ -46,6 +46,7 @@ class _Watched:
     def __init__(self) -> None:
         self.followers = 0
         self.ended = False
+        self.gone = False
         self.changed = Notifier()
         self.poll = asyncio.Lock()
         self._frames: deque[_Frame] = deque()
@@ -133,13 +134,23 @@ class EventLog:
         return self.follow(batch_id, cursor, updates)
 
     async def follow(self, batch_id: str, after: int, updates: Updates = "delta") -> AsyncGenerator[bytes, None]:
-        """Yield whole SSE frames after `after`, stored and live, until `batch_end` has been yielded."""
+        """Yield whole SSE frames after `after`, stored and live, until `batch_end` has been yielded.
+
+        Where updates have been removed, one `resync` stands before what is left; a stream without updates misses
+        nothing. The stream ends early when the batch is removed.
+        """
+        expected = after + 1
+        whole = updates == "none"
         painter = _Painter(self._storage, self._reads) if updates == "snapshot" else None
         async with aclosing(self._pages(batch_id, after)) as pages:
             async for frames in pages:
                 chunk: list[bytes] = []
                 size = 0
                 for item in frames:
+                    if item.seq > expected and not whole:
+                        chunk.append(resync_frame(batch_id, expected, item.seq - 1))
+                        whole = True
+                    expected = item.seq + 1
                     if updates == "none" and item.event.type in _UPDATE_TYPES:
                         continue
                     data = item.data if painter is None else await painter.paint(item)
@@ -154,7 +165,11 @@ class EventLog:
     async def follow_output(
         self, batch_id: str, call_id: str, stream: OutputStream | None, start: int
     ) -> AsyncGenerator[bytes, None]:
-        """Yield a call's captured bytes from `start` on as they are stored, until the call has ended."""
+        """Yield a call's captured bytes from `start` on as they are stored, until the call has ended.
+
+        Raises:
+            OutputGone: retention removed output meanwhile.
+        """
         position = start
         async with aclosing(self._pages(batch_id, 0)) as pages:
             async for frames in pages:
@@ -168,6 +183,8 @@ class EventLog:
                             yield row.data[skip:]
                             position = offset + len(row.data)
                     if item.event.type is EventType.TOOL_EXECUTION_END and item.event.call_id == call_id:
+                        if await self._reads.run(self._storage.output_extent, call_id, stream) is None:
+                            raise OutputGone("the output was removed while it was read")
                         return
 
     async def wait_terminal(self, batch_id: str, seconds: float) -> bool | None:
@@ -204,6 +221,8 @@ class EventLog:
                 frames = watched.after(cursor)
                 if frames is None:
                     frames = await self._reads.run(self._read_frames, batch_id, cursor)
+                if watched.gone:
+                    return
                 if not frames:
                     await self._wait(batch_id, watched, seen, cursor)
                     continue
@@ -233,6 +252,9 @@ class EventLog:
                 events = await self._reads.run(self._read_events, batch_id, after)
                 if events:
                     watched.push(events)
+                elif await self._reads.run(self._storage.last_seq, batch_id) is None:
+                    watched.gone = True
+                    watched.changed.notify()
 
     def _watch(self, batch_id: str) -> _Watched:
         watched = self._watched.get(batch_id)

@@ -8,7 +8,7 @@ class Notifier:
 
     def __init__(self) -> None:
         self._version = 0
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: set[asyncio.Future[bool]] = set()
 
     @property
     def version(self) -> int:
@@ -20,19 +20,24 @@ class Notifier:
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
             if not waiter.done():
-                waiter.set_result(None)
+                waiter.set_result(True)
 
     async def wait(self, seen: int, seconds: float) -> bool:
         """Wait until the version is another than `seen`, at most `seconds`. Return whether it is."""
         if self._version != seen:
             return True
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[bool] = loop.create_future()
         self._waiters.add(waiter)
+        # Cheaper than `asyncio.timeout`, and every follower comes by here for every event.
+        timer = loop.call_later(seconds, _give_up, waiter)
         try:
-            async with asyncio.timeout(seconds):
-                await waiter
-        except TimeoutError:
-            return self._version != seen
+            return await waiter or self._version != seen
         finally:
+            timer.cancel()
             self._waiters.discard(waiter)
-        return True
+
+
+def _give_up(waiter: asyncio.Future[bool]) -> None:
+    if not waiter.done():
+        waiter.set_result(False)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from app.sandbox.account import Account
 from app.sandbox.limits import UNLIMITED, CommandLimits
 
 Tier = Literal["namespace", "landlock", "process"]
@@ -36,7 +37,8 @@ class ProcessSpec:
 
     `root_fd` is an open descriptor of the directory to start in; the sandbox duplicates what it keeps. `readable` are
     absolute paths outside that directory which this command may read where a sandbox holds it. `host_network` gives it
-    the network of the machine; without, it has that only where nothing holds it.
+    the network of the machine; without, it has that only where nothing holds it. It runs as `account`; None leaves that
+    to the sandbox.
     """
 
     argv: Sequence[str]
@@ -45,6 +47,7 @@ class ProcessSpec:
     readable: Sequence[str] = ()
     limits: CommandLimits = UNLIMITED
     host_network: bool = False
+    account: Account | None = None
 
 
 @dataclass(frozen=True, slots=True)

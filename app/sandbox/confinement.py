@@ -52,27 +52,22 @@ class Confinement(Protocol):
 
 
 class Unconfined:
-    """Tier `process`: a command can do what the service's user can.
+    """Tier `process`: a command can do what the user it runs as can.
 
     It can open every file that user can (`filesystem`), use the host's network (`network`), see and signal the user's
     other processes (`processes`) and make any system call (`seccomp`). Its limits are watched (`limits`), as in every
-    tier. Started as root, a command is root too: `user`.
+    tier.
     """
 
     @property
     def report(self) -> SandboxReport:
-        return SandboxReport("process", missing("filesystem", "network", "processes", "seccomp", "limits"))
+        return SandboxReport("process", ("filesystem", "network", "processes", "seccomp", "limits"))
 
     def launch(self, spec: ProcessSpec) -> Launch:
         return Launch(spec.argv, spec.env)
 
     def close(self) -> None:
         """There is nothing to give back."""
-
-
-def missing(*lacks: str) -> tuple[str, ...]:
-    """Return what a tier lacks for the user this process runs as."""
-    return lacks if os.geteuid() else (*lacks, "user")
 
 
 def name_service_files() -> tuple[str, ...]:

@@ -49,8 +49,10 @@ class Decoder:
         self._seconds = seconds
         self._memory_bytes = memory_bytes
         # Processes are started by one thread that never ends: the kernel ends a process with the thread that asked to
-        # be told of (PR_SET_PDEATHSIG), and a thread that calls this may have given up the right to start Python.
+        # be told of (PR_SET_PDEATHSIG), and a thread that calls this may have given up the right to start Python and to
+        # end another user's process. It begins here, as a thread has the rights of the one that starts it.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="decoder-start")
+        self._starter.submit(int)
 
     def decode(
         self, module: str, file: int, arguments: Mapping[str, Any], *, shown: str, check: Callable[[], None]
@@ -90,7 +92,7 @@ class Decoder:
         try:
             data = self._answer(process, shown, check)
         finally:
-            process.kill()
+            self._starter.submit(process.kill).result()
             process.wait()
             if process.stdout is not None:
                 process.stdout.close()

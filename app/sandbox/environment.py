@@ -11,6 +11,8 @@ import shutil
 from collections.abc import Mapping
 from typing import Final
 
+from app.sandbox.account import Account
+
 DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 MAX_VARIABLES: Final = 256
@@ -57,10 +59,11 @@ _HOOKS: Final = frozenset(
 )  # fmt: skip
 
 
-def command_environment(root: str, extra: Mapping[str, str]) -> dict[str, str]:
+def command_environment(root: str, extra: Mapping[str, str], account: Account | None = None) -> dict[str, str]:
     """Return the whole environment of a command that starts in `root`; `extra` has been checked, and wins.
 
-    PATH, locale and time zone are the service's; the character set is UTF-8 in any case. HOME is the workspace.
+    It runs as `account`, None: as this process does. PATH, locale and time zone are the service's; the character set is
+    UTF-8 in any case. HOME is the workspace.
     """
     shell = find_program("bash")
     environment = {
@@ -70,7 +73,7 @@ def command_environment(root: str, extra: Mapping[str, str]) -> dict[str, str]:
         "SHELL": shell or "/bin/sh",
         "TERM": "dumb",
         "TMPDIR": _temporary_directory(root),
-        **_user(),
+        **_user(os.geteuid() if account is None else account.uid),
         **_locale(),
     }
     if "TZ" in os.environ:
@@ -142,9 +145,8 @@ def _temporary_directory(root: str) -> str:
     return "/tmp" if os.access("/tmp", os.W_OK | os.X_OK) else root  # noqa: S108 - the machine's own, on purpose
 
 
-@functools.cache
-def _user() -> dict[str, str]:
-    uid = os.geteuid()
+@functools.lru_cache(maxsize=64)
+def _user(uid: int) -> dict[str, str]:
     try:
         name = pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -3,6 +3,9 @@
 A job waits in the pool, not in a thread: until a thread takes it, it can be withdrawn and nothing of it has run. A
 workspace has at most `per_workspace` jobs running, and workspaces with waiting jobs take turns.
 
+A thread carries the file rights of the account that owns the workspace (`app.sandbox.account`): it takes them over
+before a job when the job before was another account's, and what it could not take over it does not run with.
+
 Most jobs are over in some 50 µs, with several short system calls in them. Handing each to a thread of its own makes the
 threads fight for the interpreter lock at every call: eight small reads then cost twice what they cost in one thread. So
 a thread that is awake goes on with the next job, and further threads are woken only for jobs that have waited for a
@@ -19,6 +22,7 @@ from queue import SimpleQueue
 from typing import Any, Final, TypeVar, TypeVarTuple
 
 from app.domain.abort import Aborted, AbortReason, AbortSignal
+from app.sandbox.account import Account, act_as
 
 A = TypeVarTuple("A")
 R = TypeVar("R")
@@ -36,6 +40,7 @@ class _Job:
     """One function call. `taken` is set under the pool's lock; everything else changes on the caller's loop."""
 
     __slots__ = (
+        "account",
         "args",
         "error",
         "function",
@@ -53,12 +58,14 @@ class _Job:
         function: Callable[..., Any],
         args: tuple[Any, ...],
         workspace: str,
+        account: Account | None,
         inbox: "_Inbox",
         on_return: Callable[[], None] | None,
     ) -> None:
         self.function = function
         self.args = args
         self.workspace = workspace
+        self.account = account
         self.inbox = inbox
         self.on_return = on_return
         self.future: asyncio.Future[None] = inbox.loop.create_future()
@@ -115,22 +122,18 @@ class _Inbox:
             self._done.popleft().finish()
 
 
-class FilePool:
-    """Runs blocking functions in threads of its own: at most `threads` at once, `per_workspace` of them for one root.
+class _Threads:
+    """The threads of a pool, and what waits for them."""
 
-    Threads are started when they are first needed and are daemons: one that hangs in the kernel on a dead file system
-    does not keep the process from ending. Used from one event loop at a time.
-    """
-
-    def __init__(self, threads: int = 32, per_workspace: int = 8) -> None:
-        self._threads = threads
+    def __init__(self, most: int, per_workspace: int) -> None:
+        self._most = most
         self._per_workspace = per_workspace
         self._lock = threading.Lock()
         self._alarm: SimpleQueue[bool] = SimpleQueue()
         self._started = 0
         self._awake = 0
         self._running: dict[str, int] = {}
-        self._total = 0
+        self.total = 0
         self._completed = 0
         self._waiting: OrderedDict[str, deque[_Job]] = OrderedDict()
         self._inbox: _Inbox | None = None
@@ -138,98 +141,28 @@ class FilePool:
         self._done_at_tick = 0
         self._tick_at = 0.0
         self._retiring = 0
-        self._closed = False
-
-    @property
-    def running(self) -> int:
-        """How many functions run in threads now, abandoned ones included."""
-        return self._total
+        self.closed = False
 
     @property
     def waiting(self) -> int:
-        """How many functions wait for a thread."""
         with self._lock:
             return sum(map(len, self._waiting.values()))
 
-    async def run(
-        self,
-        function: Callable[[*A], R],
-        *args: *A,
-        signal: AbortSignal,
-        workspace: str,
-        on_return: Callable[[], None] | None = None,
-    ) -> R:
-        """Run `function` in a thread and return what it returns, or raise what it raises.
-
-        An abort while it waits for a thread: it never runs. An abort while it runs: it has 5 s to come back by itself
-        (it should look at the signal between its steps), and what it returns or raises counts. After that it is
-        abandoned: the call ends, the thread keeps its slot until it returns, and the signal never lets it commit.
-        A cancelled task is an abort of its signal. `on_return` is called once, on the event loop, as soon as no thread
-        runs the function any more: at the end, or when an abandoned thread comes back at last.
-
-        Raises:
-            Aborted: by the signal, before the function had an effect.
-        """
-        loop = asyncio.get_running_loop()
+    def inbox(self, loop: asyncio.AbstractEventLoop) -> _Inbox:
+        """Return where jobs of this loop come back to."""
         inbox = self._inbox
         if inbox is None or inbox.loop is not loop:
             inbox = self._inbox = _Inbox(loop)
-        job = _Job(function, args, workspace, inbox, on_return)
-        if signal.aborted or self._closed:
-            job.finish()
-            signal.raise_if_aborted()
-            raise RuntimeError("the file pool is closed")
-        self._submit(job, loop)
-        timer: asyncio.TimerHandle | None = None
-
-        def stop() -> None:
-            nonlocal timer
-            if self._withdraw(job):
-                job.finish()
-            elif not job.returned and timer is None:
-                timer = loop.call_later(ABANDON_AFTER_SECONDS, job.wake)
-
-        def aborted() -> None:
-            # In whatever thread aborts; a loop that is closed has nobody left to tell.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(stop)
-
-        forget = signal.add_callback(aborted)
-        try:
-            try:
-                await job.future
-            except asyncio.CancelledError:
-                if not job.returned:
-                    job.future = loop.create_future()
-                    signal.abort(AbortReason.CANCELLED)
-                    timer = timer or loop.call_later(ABANDON_AFTER_SECONDS, job.wake)
-                    if timer.when() > loop.time():
-                        await job.future
-                raise
-        finally:
-            forget()
-            if timer is not None:
-                timer.cancel()
-        if job.error is not None:
-            try:
-                raise job.error
-            finally:
-                job.error = None  # the traceback holds this frame: break the cycle
-        if not job.returned or not job.taken:
-            assert signal.reason is not None  # noqa: S101 - nothing else wakes the future
-            raise Aborted(signal.reason)
-        result: R = job.result
-        return result
+        return inbox
 
     def close(self) -> None:
-        """Take no more work and let the threads end once theirs is done; waits for none."""
         with self._lock:
-            if not self._closed:
-                self._closed = True
+            if not self.closed:
+                self.closed = True
                 for _ in range(self._started - self._awake):
                     self._alarm.put(True)
 
-    def _submit(self, job: _Job, loop: asyncio.AbstractEventLoop) -> None:
+    def submit(self, job: _Job, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
             jobs = self._waiting.get(job.workspace)
             if jobs is None:
@@ -269,7 +202,7 @@ class FilePool:
                     max(0, min(len(jobs), self._per_workspace - self._running.get(workspace, 0)))
                     for workspace, jobs in self._waiting.items()
                 )
-                for _ in range(min(runnable if not done else 1, runnable, self._threads - self._awake)):
+                for _ in range(min(runnable if not done else 1, runnable, self._most - self._awake)):
                     self._wake()
             elif rate > _FAST and self._awake > 1:
                 self._retiring = 1
@@ -288,7 +221,7 @@ class FilePool:
         self._awake += 1
         self._alarm.put(True)
 
-    def _withdraw(self, job: _Job) -> bool:
+    def withdraw(self, job: _Job) -> bool:
         """Take a job back that no thread has taken; False when it is too late."""
         with self._lock:
             if job.taken:
@@ -306,13 +239,14 @@ class FilePool:
             job = self._next(None)
             while job is not None:
                 try:
+                    act_as(job.account)
                     job.result = job.function(*job.args)
                 except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to the caller
                     job.error = error
                 done, job = job, self._next(job)
                 done.inbox.put(done, last=job is None)
                 del done
-            if self._closed:
+            if self.closed:
                 return
 
     def _next(self, done: _Job | None) -> _Job | None:
@@ -320,7 +254,7 @@ class FilePool:
         with self._lock:
             if done is not None:
                 self._completed += 1
-                self._total -= 1
+                self.total -= 1
                 busy = self._running[done.workspace] - 1
                 if busy:
                     self._running[done.workspace] = busy
@@ -339,8 +273,112 @@ class FilePool:
                     else:
                         del self._waiting[workspace]
                     job.taken = True
-                    self._total += 1
+                    self.total += 1
                     self._running[workspace] = busy + 1
                     return job
             self._awake -= 1
             return None
+
+
+class FilePool:
+    """Runs blocking functions in threads of its own: at most `threads` at once, `per_workspace` of them for one root.
+
+    They run with the file rights of this process; `acting_as` gives a way into the same threads for an account. Threads
+    are started when they are first needed and are daemons: one that hangs in the kernel on a dead file system does not
+    keep the process from ending. Used from one event loop at a time.
+    """
+
+    def __init__(self, threads: int = 32, per_workspace: int = 8) -> None:
+        self._threads = _Threads(threads, per_workspace)
+        self._account: Account | None = None
+
+    def acting_as(self, account: Account | None) -> "FilePool":
+        """Return this pool with functions running as an account; None: as they do anyway."""
+        if account == self._account or account is None:
+            return self
+        pool = FilePool.__new__(FilePool)
+        pool._threads = self._threads  # noqa: SLF001 - of the same class
+        pool._account = account  # noqa: SLF001 - of the same class
+        return pool
+
+    @property
+    def running(self) -> int:
+        """How many functions run in threads now, abandoned ones included."""
+        return self._threads.total
+
+    @property
+    def waiting(self) -> int:
+        """How many functions wait for a thread."""
+        return self._threads.waiting
+
+    async def run(
+        self,
+        function: Callable[[*A], R],
+        *args: *A,
+        signal: AbortSignal,
+        workspace: str,
+        on_return: Callable[[], None] | None = None,
+    ) -> R:
+        """Run `function` in a thread and return what it returns, or raise what it raises.
+
+        An abort while it waits for a thread: it never runs. An abort while it runs: it has 5 s to come back by itself
+        (it should look at the signal between its steps), and what it returns or raises counts. After that it is
+        abandoned: the call ends, the thread keeps its slot until it returns, and the signal never lets it commit.
+        A cancelled task is an abort of its signal. `on_return` is called once, on the event loop, as soon as no thread
+        runs the function any more: at the end, or when an abandoned thread comes back at last.
+
+        Raises:
+            Aborted: by the signal, before the function had an effect.
+        """
+        loop = asyncio.get_running_loop()
+        threads = self._threads
+        job = _Job(function, args, workspace, self._account, threads.inbox(loop), on_return)
+        if signal.aborted or threads.closed:
+            job.finish()
+            signal.raise_if_aborted()
+            raise RuntimeError("the file pool is closed")
+        threads.submit(job, loop)
+        timer: asyncio.TimerHandle | None = None
+
+        def stop() -> None:
+            nonlocal timer
+            if threads.withdraw(job):
+                job.finish()
+            elif not job.returned and timer is None:
+                timer = loop.call_later(ABANDON_AFTER_SECONDS, job.wake)
+
+        def aborted() -> None:
+            # In whatever thread aborts; a loop that is closed has nobody left to tell.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(stop)
+
+        forget = signal.add_callback(aborted)
+        try:
+            try:
+                await job.future
+            except asyncio.CancelledError:
+                if not job.returned:
+                    job.future = loop.create_future()
+                    signal.abort(AbortReason.CANCELLED)
+                    timer = timer or loop.call_later(ABANDON_AFTER_SECONDS, job.wake)
+                    if timer.when() > loop.time():
+                        await job.future
+                raise
+        finally:
+            forget()
+            if timer is not None:
+                timer.cancel()
+        if job.error is not None:
+            try:
+                raise job.error
+            finally:
+                job.error = None  # the traceback holds this frame: break the cycle
+        if not job.returned or not job.taken:
+            assert signal.reason is not None  # noqa: S101 - nothing else wakes the future
+            raise Aborted(signal.reason)
+        result: R = job.result
+        return result
+
+    def close(self) -> None:
+        """Take no more work and let the threads end once theirs is done; waits for none."""
+        self._threads.close()

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import itertools
 import os
 import re
 import stat
@@ -35,6 +36,7 @@ ETAG_HASH_BYTES: Final = 16 * 1_048_576
 _TEMPORARY_NAME: Final = re.compile(re.escape(TEMPORARY_PREFIX) + r"[0-9a-f]{16}\Z")
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _REMOVE_ATTEMPTS: Final = 3
+_NAMES_AT_ONCE: Final = 1_000
 
 
 class ParentVanished(Exception):
@@ -224,7 +226,7 @@ def sweep_temporary_files(directory: int, *, older_than: float, check: Callable[
                     removed += 1
 
     start = os.open(b".", _OPEN_DIRECTORY, dir_fd=directory)
-    with contextlib.closing(_Descent(start)) as descent, contextlib.suppress(_Lost):
+    with contextlib.closing(Descent(start)) as descent, contextlib.suppress(Lost):
         pending = [descent.scan(visit, check)]
         while pending:
             if pending[-1]:
@@ -266,13 +268,50 @@ def remove_tree(parent: int, name: str, check: Callable[[], None] = go_on) -> No
             os.rmdir(name, dir_fd=parent)
         except FileNotFoundError:
             return
-        except _Lost:
+        except Lost:
             continue
         except OSError as error:
             problem = problem or error
         else:
             return
     raise problem or OSError(errno.EBUSY, "the tree changes while it is removed", name)
+
+
+def empty_directory(path: str, check: Callable[[], None] = go_on) -> None:
+    """Remove everything in the directory `path`, as `remove_tree` does, and leave the directory itself.
+
+    Raises:
+        OSError: what could not be removed, after everything else was; the directory cannot be opened.
+    """
+    directory = os.open(path, O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(directory).st_mode & 0o700 != 0o700:
+            os.chmod(f"/proc/self/fd/{directory}", 0o700)
+        problem: OSError | None = None
+        kept: set[str] = set()
+        while names := _first_names(directory, kept):
+            for name in names:
+                check()
+                try:
+                    remove_tree(directory, name, check)
+                except OSError as error:
+                    problem = problem or error
+                    kept.add(name)
+        if problem is not None:
+            raise problem
+    finally:
+        os.close(directory)
+
+
+def _first_names(directory: int, without: set[str]) -> list[str]:
+    """Return some of the names in an open directory."""
+    fd = os.open(b".", _OPEN_DIRECTORY, dir_fd=directory)
+    try:
+        with os.scandir(fd) as entries:
+            names = (entry.name for entry in entries)
+            return list(itertools.islice((name for name in names if name not in without), _NAMES_AT_ONCE))
+    finally:
+        os.close(fd)
 
 
 def _locked(name: str, directory: int) -> bool:
@@ -472,7 +511,7 @@ def _sync_directory(directory: int) -> None:
             os.close(fd)
 
 
-class _Lost(Exception):
+class Lost(Exception):
     """The tree was moved under the walk: the way up no longer leads where it came from."""
 
 
@@ -482,7 +521,7 @@ class _Level:
     identity: tuple[int, int]
 
 
-class _Descent:
+class Descent:
     """A way down a tree that holds one descriptor whatever the depth; the start is not taken over from the caller."""
 
     def __init__(self, start: int) -> None:
@@ -518,17 +557,17 @@ class _Descent:
         return True
 
     def leave(self) -> None:
-        """Go up one level. Raises `_Lost` when that is not where the descent came from."""
+        """Go up one level. Raises `Lost` when that is not where the descent came from."""
         try:
             fd = os.open(b"..", _OPEN_DIRECTORY, dir_fd=self.fd)
         except OSError:
-            raise _Lost from None
+            raise Lost from None
         self._levels.pop()
         status = os.fstat(fd)
         os.close(self.fd)
         self.fd = fd
         if (status.st_dev, status.st_ino) != self._levels[-1].identity:
-            raise _Lost
+            raise Lost
 
     def scan(self, visit: Callable[[os.DirEntry[str], int], None], check: Callable[[], None]) -> list[str]:
         """Call `visit` for everything here that is no directory and return the names of the directories."""
@@ -584,7 +623,7 @@ def _empty(parent: int, name: str, check: Callable[[], None]) -> OSError | None:
         return entered
 
     start = os.open(b".", _OPEN_DIRECTORY, dir_fd=parent)
-    with contextlib.closing(_Descent(start)) as descent:
+    with contextlib.closing(Descent(start)) as descent:
         pending: list[list[str]] = [[], [name]]
         while len(pending) > 1:
             if pending[-1]:

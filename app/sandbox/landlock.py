@@ -22,7 +22,6 @@ from app.sandbox.confinement import (
     data_descriptor,
     directory_of,
     is_within,
-    missing,
     name_service_files,
 )
 from app.sandbox.containment import TEMPORARY_PREFIX
@@ -75,7 +74,7 @@ class Landlock:
     @property
     def report(self) -> SandboxReport:
         lacks = ("metadata", "processes", "limits")
-        return SandboxReport("landlock", missing(*lacks) if self._abi >= _SCOPE_ABI else missing(*lacks, "signals"))
+        return SandboxReport("landlock", lacks if self._abi >= _SCOPE_ABI else (*lacks, "signals"))
 
     def launch(self, spec: ProcessSpec) -> Launch:
         root = directory_of(spec.root_fd)

@@ -8,10 +8,11 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, get_args
 
@@ -19,6 +20,7 @@ import structlog
 
 from app.errors import ErrorCode, ToolError
 from app.sandbox import warden
+from app.sandbox.account import Account, acts_as_others, run_as
 from app.sandbox.base import CommandCounts, ExitStatus, ProcessSpec, SandboxReport, WatchedLimit
 from app.sandbox.confinement import Confinement, Launch, Unconfined
 from app.sandbox.files import remove_tree
@@ -32,6 +34,9 @@ _START_SECONDS: Final = 10.0
 _END_SECONDS: Final = warden.GIVE_UP_SECONDS + 1.0
 """How long the warden may take to tell of an end, which it does after `GIVE_UP_SECONDS` in any case."""
 
+_MOST_IDLE: Final = 8
+"""Of more wardens than this, those that have no command to supervise are let go."""
+
 _WATCHED: Final[tuple[WatchedLimit, ...]] = get_args(WatchedLimit)
 _NO_MORE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ETOOMANYREFS})
 _NO_PROGRAM: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC, errno.ELOOP})
@@ -40,20 +45,30 @@ _NO_PROGRAM: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno
 class LocalSandbox:
     """Runs commands as children of a warden, held by a confinement; without one, tier `process`. One per service.
 
-    The warden is started by the first command and again by the next one after it was killed. Event loops may use the
-    sandbox one after the other, not at the same time. `most` are limits that no command can be given more than.
+    A command runs as the account of its `ProcessSpec`, else as `account`, else as this process does. There is a warden
+    for each account, started by its first command and again by the next one after it was killed. Event loops may use
+    the sandbox one after the other, not at the same time. `most` are limits that no command can be given more than.
     """
 
-    def __init__(self, confinement: Confinement | None = None, most: CommandLimits = UNLIMITED) -> None:
+    def __init__(
+        self,
+        confinement: Confinement | None = None,
+        most: CommandLimits = UNLIMITED,
+        account: Account | None = None,
+    ) -> None:
         self._confinement: Confinement = confinement or Unconfined()
         self._most = most
-        self._link: _Link | None = None
+        self._account = account
+        self._links: dict[Account | None, _Link] = {}
         self._closed = False
         self.counts = CommandCounts()
 
     @property
     def report(self) -> SandboxReport:
-        return self._confinement.report
+        report = self._confinement.report
+        if self._account is None and acts_as_others():
+            return SandboxReport(report.tier, (*report.missing, "user"))
+        return report
 
     async def start(self, spec: ProcessSpec) -> "LocalProcess":
         """Start a command in its root directory, as the leader of a session of its own.
@@ -64,7 +79,8 @@ class LocalSandbox:
                 before it answered).
         """
         _check_strings(spec)
-        link = await self._connect()
+        spec = replace(spec, account=spec.account or self._account)
+        link = await self._connect(spec.account)
         if os.fstat(spec.root_fd).st_nlink == 0:
             raise _no_directory()
         process, body, ends = link.prepare(spec, self._confinement)
@@ -85,31 +101,40 @@ class LocalSandbox:
     @property
     def running(self) -> int:
         """How many commands have been started and not ended."""
-        return 0 if self._link is None else self._link.running
+        return sum(link.running for link in self._links.values())
 
     async def close(self) -> None:
         """End every command that still runs, and the warden. Idempotent; nothing can be started afterwards."""
         self._closed = True
-        link = self._link
-        if link is not None:
+        for link in self._links.values():
             link.hang_up()
+        for link in self._links.values():
             await link.sweep()
         self._confinement.close()
 
-    async def _connect(self) -> "_Link":
+    async def _connect(self, account: Account | None) -> "_Link":
         loop = asyncio.get_running_loop()
         while True:
             if self._closed:
                 raise ToolError(ErrorCode.SANDBOX_UNAVAILABLE, "the service is stopping; nothing was started")
-            link = self._link
-            if link is None:
-                link = self._link = _launch(self._most)
+            link = self._links.pop(account, None) or _launch(self._most, account)
+            self._links[account] = link  # the last one used is the last one here
+            for other in self._let_idle_go(account):
+                await other.sweep()
             if not link.lost:
                 link.bind(loop)
                 return link
             await link.sweep()
-            if self._link is link:
-                self._link = None
+            if self._links.get(account) is link:
+                del self._links[account]
+
+    def _let_idle_go(self, needed: Account | None) -> "list[_Link]":
+        """Tell wardens to go that nobody needs, if there are many; return them. Those used longest ago go first."""
+        idle = [account for account, link in self._links.items() if not link.running and account != needed]
+        gone = [self._links.pop(account) for account in idle[: max(0, len(self._links) - _MOST_IDLE)]]
+        for link in gone:
+            link.hang_up()
+        return gone
 
 
 class LocalProcess:
@@ -124,7 +149,7 @@ class LocalProcess:
         started: asyncio.Future[None],
         *,
         status: int,
-        scratch: tuple[int, str] | None,
+        scratch: "_Scratch | None",
     ) -> None:
         self._link = link
         self.number = number
@@ -179,14 +204,9 @@ class LocalProcess:
         """
         self.release()
         await self.kill()
-        if self._scratch is not None:
-            (directory, name), self._scratch = self._scratch, None
-            try:
-                os.rmdir(name, dir_fd=directory)  # most commands leave it empty, and then a thread costs more
-            except OSError:
-                await asyncio.to_thread(_remove_scratch, directory, name)
-            else:
-                os.close(directory)
+        scratch, self._scratch = self._scratch, None
+        if scratch is not None and not scratch.remove_empty():
+            await asyncio.to_thread(scratch.remove)
 
     def release(self) -> None:
         """Close the descriptors and ask for the end of the command, without waiting for it."""
@@ -200,9 +220,11 @@ class LocalProcess:
     def abandon(self) -> None:
         """Do what `close` does without waiting for anything: nobody is left who could."""
         self.release()
-        if self._scratch is not None:
-            (directory, name), self._scratch = self._scratch, None
-            _remove_scratch(directory, name)
+        scratch, self._scratch = self._scratch, None
+        if scratch is not None:
+            thread = threading.Thread(target=scratch.remove)
+            thread.start()
+            thread.join()
 
     def on_started(self, pid: int) -> None:
         self.pid = pid
@@ -243,11 +265,47 @@ class LocalProcess:
             self._link.send(warden.KILL, self.number)
 
 
+@dataclass(frozen=True, slots=True)
+class _Scratch:
+    """The directory for the temporary files of a command: `name` in the open `directory`, which goes with it."""
+
+    directory: int
+    name: str
+    account: Account | None
+
+    def remove_empty(self) -> bool:
+        """Remove it when that takes no thread: most commands leave it empty. False: it is still there."""
+        if self.account is not None:
+            return False
+        try:
+            os.rmdir(self.name, dir_fd=self.directory)
+        except OSError:
+            return False
+        os.close(self.directory)
+        return True
+
+    def remove(self) -> None:
+        """Remove it and what is in it, as the account of the command; in a thread."""
+        try:
+            run_as(self.account, remove_tree, self.directory, self.name)
+        except OSError as error:
+            _log.warning("temporary_files_left", error=str(error))
+        finally:
+            os.close(self.directory)
+
+
 class _Link:
     """The service's end of one warden: messages out, messages in, and what happens when it is lost."""
 
-    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket, most: CommandLimits) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        connection: socket.socket,
+        most: CommandLimits,
+        account: Account | None,
+    ) -> None:
         self.lost = False
+        self.account = account
         self._most = most
         self._process = process
         self._connection = connection
@@ -290,8 +348,10 @@ class _Link:
         try:
             launch = confinement.launch(replace(spec, argv=limited(spec.argv, spec.limits, self._most)))
             opened += [fd for fd in (*launch.descriptors, launch.status) if fd >= 0]
-            scratch = None if launch.scratch is None else (os.dup(spec.root_fd), launch.scratch)
-            opened += [] if scratch is None else [scratch[0]]
+            scratch = None
+            if launch.scratch is not None:
+                scratch = _Scratch(os.dup(spec.root_fd), launch.scratch, self.account)
+                opened.append(scratch.directory)
             kept = len(opened)
             opened.append(os.dup(spec.root_fd))
             opened += os.pipe2(os.O_CLOEXEC)
@@ -471,15 +531,19 @@ class _Orphans(warden.Family):
             delay = min(delay * 2, 0.05)
 
 
-def _launch(most: CommandLimits) -> _Link:
-    """Start a warden; it is ready a moment later, and messages to it wait in the socket until then."""
+def _launch(most: CommandLimits, account: Account | None) -> _Link:
+    """Start a warden, which becomes the account.
+
+    It is ready a moment later, and messages to it wait in the socket until then.
+    """
     bounds = [str(bound or 0) for bound in (most.open_files, most.file_bytes)]
+    identity = [] if account is None else [str(account.uid), str(account.gid)]
     ours, theirs = socket.socketpair()
     try:
         # Orphans of a warden that was killed come to this process, which then knows them by their tags.
         warden.become_subreaper()
         process = subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, "-I", "-S", str(Path(warden.__file__)), str(theirs.fileno()), *bounds],
+            [sys.executable, "-I", "-S", str(Path(warden.__file__)), str(theirs.fileno()), *bounds, *identity],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             cwd="/",
@@ -495,7 +559,7 @@ def _launch(most: CommandLimits) -> _Link:
     finally:
         theirs.close()
     ours.setblocking(False)
-    return _Link(process, ours, most)
+    return _Link(process, ours, most, account)
 
 
 def _lost(what: str) -> ToolError:
@@ -525,16 +589,6 @@ def _start_body(launch: Launch, limits: CommandLimits) -> bytes:
     bounds = (limits.processes, limits.cpu_seconds, limits.memory_bytes)
     head = warden.START_HEAD.pack(len(launch.argv), flags, len(launch.descriptors))
     return head + warden.LIMITS.pack(*(bound or 0 for bound in bounds)) + encoded
-
-
-def _remove_scratch(directory: int, name: str) -> None:
-    """Remove the directory for temporary files; `directory`, in which it is, is closed."""
-    try:
-        remove_tree(directory, name)
-    except OSError as error:
-        _log.warning("temporary_files_left", error=str(error))
-    finally:
-        os.close(directory)
 
 
 def _start_failure(stage: int, code: int, program: str) -> ToolError:

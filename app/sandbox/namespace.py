@@ -10,6 +10,7 @@ from typing import Final
 
 from app.errors import ErrorCode, ToolError
 from app.sandbox import seccomp, warden
+from app.sandbox.account import Account, reachable
 from app.sandbox.base import ProcessSpec, SandboxReport
 from app.sandbox.confinement import (
     LINKED,
@@ -18,7 +19,6 @@ from app.sandbox.confinement import (
     data_descriptor,
     directory_of,
     is_within,
-    missing,
     name_service_files,
 )
 from app.sandbox.limits import TMP_BYTES
@@ -26,6 +26,7 @@ from app.sandbox.limits import TMP_BYTES
 SHM_BYTES: Final = 268_435_456
 """What a command's own /dev/shm holds. It is memory, as /tmp is, and gone with the command."""
 
+_MOST_ACCOUNTS: Final = 64
 _ARGUMENTS, _FILTER, _STATUS = range(warden.FIRST_PASSED, warden.FIRST_PASSED + 3)
 
 # Of these, root could write some and read others with no capability at all, as their modes allow it to user 0.
@@ -39,11 +40,20 @@ class Namespace:
     """Holds commands by `bwrap`: user, pid, mount, IPC, UTS and network namespaces, no capability, a seccomp filter.
 
     A command sees `/usr`, `/etc`, `/opt` and `readable` (read-only), `/proc` and `/dev` of its own, an empty `/tmp`,
-    and its root, which it may write. `hidden` are directories that stay invisible wherever they are.
+    and its root, which it may write. `hidden` are directories that stay invisible wherever they are. `as_root` tells
+    that commands run as user 0.
     """
 
-    def __init__(self, bwrap: str, *, readable: Sequence[str] = (), hidden: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        bwrap: str,
+        *,
+        readable: Sequence[str] = (),
+        hidden: Sequence[str] = (),
+        as_root: bool = False,
+    ) -> None:
         self._bwrap = bwrap
+        self._as_root = as_root
         self._readable = tuple(readable)
         self._hidden = tuple(hidden)
         self._filters = {
@@ -51,11 +61,11 @@ class Namespace:
             for host_network in (False, True)
         }
         self._before = tuple(self._system())
-        self._after_tmp = tuple(self._places())
+        self._after_tmp: dict[Account | None, tuple[str, ...]] = {}
 
     @property
     def report(self) -> SandboxReport:
-        return SandboxReport("namespace", missing("limits"))
+        return SandboxReport("namespace", ("limits",))
 
     def launch(self, spec: ProcessSpec) -> Launch:
         root = directory_of(spec.root_fd)
@@ -70,9 +80,9 @@ class Namespace:
             *self._before,
             *("--size", str(tmp_bytes), "--perms", "1777", "--tmpfs", "/tmp"),  # noqa: S108 - the command's own
             # After /tmp, as they may lie below it.
-            *self._after_tmp,
+            *self._places_of(spec.account),
             *network,
-            *(word for path in spec.readable for word in ("--ro-bind-try", path, path)),
+            *(word for path in reachable(spec.readable, spec.account) for word in ("--ro-bind-try", path, path)),
             # The directory itself, wherever it is by now, and not whatever has its name.
             *("--bind", ".", root),
             *(word for path in self._hidden if path != root and is_within(path, root) for word in ("--tmpfs", path)),
@@ -99,12 +109,22 @@ class Namespace:
     def close(self) -> None:
         """There is nothing to give back."""
 
+    def _places_of(self, account: Account | None) -> tuple[str, ...]:
+        """Return the arguments that are the same for all commands of an account."""
+        arguments = self._after_tmp.get(account)
+        if arguments is None:
+            if len(self._after_tmp) >= _MOST_ACCOUNTS:
+                self._after_tmp.pop(next(iter(self._after_tmp)))
+            # What the account cannot reach is left out: bubblewrap, which is the account too, would not start.
+            arguments = self._after_tmp[account] = tuple(self._places(reachable(self._readable, account)))
+        return arguments
+
     def _system(self) -> Iterator[str]:
         yield from ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts")
         # A session of its own for the command, so that its group can be signalled and the wrapper's is another.
         yield from ("--new-session", "--cap-drop", "ALL", "--hostname", "toolcrib")
         yield from ("--seccomp", str(_FILTER), "--json-status-fd", str(_STATUS))
-        if os.geteuid() != 0:
+        if not self._as_root:
             yield "--disable-userns"
         for path in LINKED:
             if os.path.islink(path):  # noqa: PTH114 - strings all the way
@@ -112,7 +132,7 @@ class Namespace:
             else:
                 yield from ("--ro-bind-try", path, path)
         yield from ("--proc", "/proc", "--dev", "/dev")
-        if os.geteuid() == 0:
+        if self._as_root:
             yield from ("--ro-bind", "/proc/sys", "/proc/sys")
             for name in _PROC_OF_ROOT:
                 path = f"/proc/{name}"
@@ -122,8 +142,8 @@ class Namespace:
                     yield from ("--ro-bind", "/dev/null", path)
         yield from ("--size", str(SHM_BYTES), "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev")  # noqa: S108 - the command's own
 
-    def _places(self) -> Iterator[str]:
-        readable = (*READABLE, *self._readable)
+    def _places(self, further: Sequence[str]) -> Iterator[str]:
+        readable = (*READABLE, *further)
         for path in readable:
             yield from ("--ro-bind-try", path, path)
         for path in self._hidden:

@@ -14,6 +14,7 @@ from typing import Final
 from app.domain.abort import AbortSignal
 from app.domain.events import OutputStream
 from app.errors import ToolError
+from app.sandbox.account import Account
 from app.sandbox.base import ProcessSpec, Sandbox
 from app.sandbox.environment import command_environment, find_program
 from app.sandbox.process import run_command
@@ -42,10 +43,12 @@ exit 0
 """
 
 
-async def find_gaps(sandbox: Sandbox, directory: Path) -> list[str]:
+async def find_gaps(sandbox: Sandbox, directory: Path, account: Account | None = None) -> list[str]:
     """Return what the sandbox does not hold back although its tier says so, a phrase for each; empty when it holds.
 
-    `directory` is one that no command may see; the probe works in a directory below it.
+    `directory` is one that no command may see; the probe works in a directory below it. The command runs as `account`,
+    None: as the sandbox has it, and what it may not touch is the account's, so that nothing but the sandbox keeps it
+    away.
     """
     said: dict[OutputStream, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
 
@@ -56,12 +59,12 @@ async def find_gaps(sandbox: Sandbox, directory: Path) -> list[str]:
     if shell is None:
         return ["there is no bash"]
     try:
-        with _place(directory) as (root, canary), _listener() as listener:
+        with _place(directory, account) as (root, canary), _listener() as listener:
             port = listener.getsockname()[1]
             argv = [shell, "-c", _SCRIPT, "probe", str(canary), str(port), str(os.getpid())]
             fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                spec = ProcessSpec(argv, fd, command_environment(str(root), {}))
+                spec = ProcessSpec(argv, fd, command_environment(str(root), {}, account), account=account)
                 outcome = await run_command(sandbox, spec, signal=AbortSignal(), timeout_ms=_LIMIT_MS, on_output=keep)
             finally:
                 os.close(fd)
@@ -100,11 +103,14 @@ def _restrictions(sandbox: Sandbox, facts: dict[str, str]) -> dict[str, bool]:
 
 
 @contextlib.contextmanager
-def _place(directory: Path) -> Iterator[tuple[Path, Path]]:
+def _place(directory: Path, account: Account | None) -> Iterator[tuple[Path, Path]]:
     with tempfile.TemporaryDirectory(prefix="probe-", dir=directory) as made:
         root, canary = Path(made).resolve() / "root", Path(made).resolve() / "canary"
         root.mkdir(mode=0o700)
         canary.write_bytes(_CANARY)
+        if account is not None:
+            for path in (canary, root, root.parent):
+                os.chown(path, account.uid, account.gid)
         yield root, canary
 
 

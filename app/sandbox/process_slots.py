@@ -41,6 +41,10 @@ class ProcessSlots:
     def use(self) -> SlotUse:
         return SlotUse(self._total, sum(len(queue) for queue in self._waiting.values()))
 
+    def use_in(self, workspace: str) -> SlotUse:
+        """Return the use by one workspace."""
+        return SlotUse(self._running.get(workspace, 0), len(self._waiting.get(workspace, ())))
+
     def use_of(self, owner: str) -> SlotUse:
         """Return the use by the workspaces of an owner."""
         waiting = sum(waiter.owner == owner for queue in self._waiting.values() for waiter in queue)

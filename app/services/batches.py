@@ -8,14 +8,16 @@ from typing import Any, Final
 import orjson
 
 from app.domain.abort import AbortReason
+from app.domain.audit import SERVICE, AuditAction, audit
 from app.domain.batch import Batch, BatchStatus, OnDisconnect, OnError, Summary
 from app.domain.call_summary import comparable, plain_path
+from app.domain.caller import Caller
 from app.domain.clock import now_ms
 from app.domain.events import EventType, OutputStream, StoredEvent
 from app.domain.idempotency import IdempotencyKey
 from app.domain.ids import new_id
 from app.domain.tool_call import CallRecord, CallStatus, ExecutionMode
-from app.errors import NoSpace, NotFound, Overloaded, WorkspaceGone
+from app.errors import NoSpace, NotFound, OutputGone, Overloaded, WorkspaceGone
 from app.events.frames import event_json
 from app.events.log import EventLog, Updates
 from app.execution.backends.base import Backend
@@ -103,8 +105,9 @@ class BatchService:
         owner: str,
         request_id: str,
         idempotency: IdempotencyKey | None = None,
+        by: Caller = SERVICE,
     ) -> Submitted:
-        """Accept a batch: once this returns it is stored, and it will end.
+        """Accept a batch: once this returns it is stored, and it will end; `by` is noted as who submitted it.
 
         Of requests with one idempotency key the first makes the batch; the others attach to it, nothing runs twice. A
         request that is refused leaves no key behind.
@@ -113,6 +116,7 @@ class BatchService:
             IdempotencyKeyReused: the key came with another request before.
             NotFound, WorkspaceGone: there is no such workspace, or it was deleted or expired.
             Overloaded: the service is draining or its queues are full.
+            TooManyBatches: as many wait or run as may.
             NoSpace: the disk under the database is full.
             StorageUnavailable: the database did not answer.
         """
@@ -123,16 +127,19 @@ class BatchService:
         if self._records.full:
             raise NoSpace("the disk under the database is full; nothing was stored")
         batch, start = _accepted(workspace_id, request, owner, request_id)
+        name = None if idempotency is None else (owner, workspace_id, idempotency.value)
+        self._backend.reserve(batch, name)
 
         def take_up(stored: asyncio.Future[WriteOutcome]) -> None:
             # Not after the await: a caller that goes away meanwhile must not leave an accepted batch lying.
-            if stored.cancelled() or stored.exception() is not None:
-                return
-            outcome = stored.result()
+            outcome = None if stored.cancelled() or stored.exception() is not None else stored.result()
             if isinstance(outcome, Applied):
                 self._backend.submit(batch, outcome.workspace)
+            self._backend.release(batch, name, accepted=isinstance(outcome, Applied))
 
-        stored = self._records.submit(SubmitBatch(batch, start, idempotency), droppable=True)
+        tools = list(dict.fromkeys(call.tool_name for call in batch.calls))
+        noted = audit(by, AuditAction.BATCH_SUBMITTED, batch.id, workspaceId=workspace_id, tools=tools)
+        stored = self._records.submit(SubmitBatch(batch, start, idempotency, noted), droppable=True)
         stored.add_done_callback(take_up)
         outcome = await asyncio.shield(stored)
         if isinstance(outcome, Existing):
@@ -151,6 +158,9 @@ class BatchService:
         Raises:
             NotFound: there is no such batch.
         """
+        if owner is not None and wait > 0:
+            # Before anything is waited for: how long an answer takes tells who does not see the batch nothing.
+            await self._batch(batch_id, owner, calls=False)
         if wait > 0:
             if self._backend.is_local(batch_id):
                 ended = await self._backend.outcome(batch_id, wait)
@@ -173,8 +183,8 @@ class BatchService:
             raise NotFound(f"there is no workspace {workspace_id}")
         return await self._reads.run(self._storage.batches, workspace_id, status=status, before=before, limit=limit)
 
-    async def cancel(self, batch_id: str, *, owner: str | None) -> Batch:
-        """Ask for a batch to be cancelled; the request is stored before anything is stopped.
+    async def cancel(self, batch_id: str, *, owner: str | None, by: Caller = SERVICE) -> Batch:
+        """Ask for a batch to be cancelled; the request, and by whom, is stored before anything is stopped.
 
         Return the batch with its calls as it is then; a terminal one is left as it is.
 
@@ -182,11 +192,12 @@ class BatchService:
             NotFound: there is no such batch.
         """
         await self._batch(batch_id, owner, calls=False)
-        await self._records.write(RequestCancel(batch_id, None, now_ms()), droppable=True)
+        noted = audit(by, AuditAction.BATCH_CANCELLED, batch_id)
+        await self._records.write(RequestCancel(batch_id, None, now_ms(), noted), droppable=True)
         self._backend.cancel(batch_id)
         return await self._batch(batch_id, owner, calls=True)
 
-    async def cancel_call(self, call_id: str, *, owner: str | None) -> CallRecord:
+    async def cancel_call(self, call_id: str, *, owner: str | None, by: Caller = SERVICE) -> CallRecord:
         """Ask for one call to be cancelled and return it as it is then.
 
         Raises:
@@ -194,7 +205,8 @@ class BatchService:
         """
         call = await self.call(call_id, owner=owner)
         if not call.status.terminal:
-            await self._records.write(RequestCancel(call.batch_id, call_id, now_ms()), droppable=True)
+            noted = audit(by, AuditAction.CALL_CANCELLED, call_id, batchId=call.batch_id)
+            await self._records.write(RequestCancel(call.batch_id, call_id, now_ms(), noted), droppable=True)
             self._backend.cancel(call.batch_id, call_id)
             call = await self.call(call_id, owner=owner)
         return call
@@ -223,9 +235,12 @@ class BatchService:
     async def calls(
         self, condition: CallFilter, *, owner: str | None, before: str | None, limit: int
     ) -> Page[CallRecord]:
-        """Return calls that meet the conditions, newest first.
+        """Return calls of an owner that meet the conditions, newest first.
 
         `path` and `text` may come in any spelling; an absolute path is understood together with a workspace.
+
+        Raises:
+            NotFound: the owner has no such workspace.
         """
         found = await self._condition(condition, owner)
         if found is None:
@@ -284,17 +299,31 @@ class BatchService:
         return self._log.follow(batch.id, 0, updates)
 
     async def output_extent(self, call: CallRecord, stream: OutputStream | None) -> int:
-        """Return how many bytes of a call's output are stored (None: all streams, in the order they were read)."""
+        """Return how many bytes of a call's output are stored (None: all streams, in the order they were read).
+
+        Raises:
+            OutputGone: retention has removed the output of the call's batch.
+        """
         extent = await self._reads.run(self._storage.output_extent, call.id, stream)
+        if extent is None:
+            raise OutputGone(f"what call {call.id} printed is not kept any more; its result has the end of it")
         return extent.bytes
 
     async def output(
         self, call: CallRecord, stream: OutputStream | None, start: int, end: int
     ) -> AsyncGenerator[bytes, None]:
-        """Yield bytes `start … end - 1` of a call's captured output."""
+        """Yield bytes `start … end - 1` of a call's captured output.
+
+        Raises:
+            OutputGone: retention removed some of it meanwhile.
+        """
         pieces = self._storage.output(call.id, stream, start=start, end=end)
+        left = end - start
         while (piece := await self._reads.run(next, pieces, None)) is not None:
+            left -= len(piece)
             yield piece
+        if left > 0:
+            raise OutputGone("the output was removed while it was read")
 
     def follow_output(self, call: CallRecord, stream: OutputStream | None, start: int) -> AsyncGenerator[bytes, None]:
         """Yield a call's captured output from `start` on, live, until the call has ended."""

@@ -17,7 +17,9 @@ from app.errors import (
     PayloadTooLarge,
     ToolError,
 )
+from app.sandbox.account import account_of
 from app.sandbox.containment import Root, Target
+from app.sandbox.disk import DiskUsage, Quota
 from app.sandbox.file_pool import FilePool
 from app.services.workspaces import WorkspaceService
 from app.tools.file_mutation_queue import FileMutationQueue
@@ -39,13 +41,17 @@ _PROBLEMS: Final[dict[ErrorCode, type[AppError]]] = {
 class Visit:
     """One request's work on the files of one workspace.
 
-    `signal` is aborted when the request's task is cancelled; a change looks at it up to its commit point.
+    `signal` is aborted when the request's task is cancelled; a change looks at it up to its commit point. `quota` is
+    what the workspace may hold, None for no bound.
     """
 
-    def __init__(self, workspace: Workspace, files: FilePool, mutations: FileMutationQueue) -> None:
+    def __init__(
+        self, workspace: Workspace, files: FilePool, mutations: FileMutationQueue, quota: Quota | None
+    ) -> None:
         self.workspace = workspace
+        self.quota = quota
         self.signal = AbortSignal()
-        self._files = files
+        self._files = files.acting_as(account_of(workspace.root_uid, workspace.root_gid))
         self._mutations = mutations
 
     def root(self) -> Root:
@@ -67,10 +73,13 @@ class Visit:
 
 
 class FileAccess:
-    """The way to the files of workspaces; `mutations` is the queue that the tools use."""
+    """The way to the files of workspaces; `mutations` is the queue that the tools use, `usage` their count."""
 
-    def __init__(self, workspaces: WorkspaceService, files: FilePool, mutations: FileMutationQueue) -> None:
+    def __init__(
+        self, workspaces: WorkspaceService, files: FilePool, mutations: FileMutationQueue, usage: DiskUsage
+    ) -> None:
         self._workspaces = workspaces
+        self._usage = usage
         self._files = files
         self._mutations = mutations
 
@@ -85,8 +94,14 @@ class FileAccess:
             WorkspaceMoved: another directory stands at its root.
         """
         workspace = await self._workspaces.usable(workspace_id, owner=owner)
+        quota = self._usage.quota(
+            workspace.root,
+            (workspace.root_device, workspace.root_inode),
+            managed=workspace.managed,
+            asked=workspace.options.quota_bytes,
+        )
         try:
-            yield Visit(workspace, self._files, self._mutations)
+            yield Visit(workspace, self._files, self._mutations, quota)
         except ToolError as error:
             if error.code is ErrorCode.NOT_FOUND:
                 # It may be the root that is not there: moved, or deleted since the look above.

@@ -45,6 +45,7 @@ BLOCK_BYTES: Final = 1_048_576
 CHUNK_BYTES: Final = 262_144
 """What a download reads at a time; a file of at most this size is read whole, in the step that opens it."""
 HEAD_BYTES: Final = 4_096
+TREE_ENTRIES_MAX: Final = 5_000
 TREE_NAMES_BYTES: Final = 4 * 1_048_576
 """What the paths of one page of a tree have together."""
 
@@ -241,22 +242,28 @@ class FileService:
             return await _store(visit, path, body, condition)
 
     async def put_many(
-        self, workspace_id: str, parts: AsyncIterator[Part], *, owner: str | None
+        self,
+        workspace_id: str,
+        parts: AsyncIterator[Part],
+        *,
+        owner: str | None,
+        results: list[Stored | NotStored] | None = None,
     ) -> list[Stored | NotStored]:
         """Store several files as they arrive, each by itself: one that cannot be stored does not stop the others.
 
-        Whoever yields the parts skips what was not read of one.
+        Whoever yields the parts skips what was not read of one. `results` is filled and returned, so that whoever gives
+        a list has what became of the parts however this ends.
 
         Raises:
             AppError: what `parts` raises, with the member `files`: what became of the parts before it.
             NotFound, WorkspaceGone, WorkspaceMoved: the workspace is not there.
         """
-        results: list[Stored | NotStored] = []
+        results = [] if results is None else results
         async with self._access.visit(workspace_id, owner=owner, changes=True) as visit:
             try:
                 async for part in parts:
                     # One by one: an error has to tell what became of the parts before it.
-                    results.append(await _store_part(visit, part))  # noqa: PERF401 - see above
+                    results.append(await _store_part(visit, part))
             except AppError as error:
                 error.extra["files"] = results
                 raise
@@ -299,6 +306,8 @@ class FileService:
                         f"{target.shown} is a directory; ask with recursive=true to remove it and all that is in it",
                     )
                 remove_entry(target, commit=visit.signal.commit, recursive=recursive, check=check)
+                if visit.quota is not None:
+                    visit.quota.outdate()
 
             await visit.change(find, remove)
 
@@ -410,7 +419,7 @@ class _Upload:
         """Find out what can be told before the body is read, and make the temporary file."""
         with self._visit.root() as root:
             path = root.relative(self._path)
-            self._spool = Spool(self._directory(root, path), path.shown)
+            self._spool = Spool(self._directory(root, path), path.shown, self._visit.quota)
         if self._visit.signal.aborted:
             self.close()  # nobody waits for this thread any more
 

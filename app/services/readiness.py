@@ -20,12 +20,15 @@ READY: Final = "ok"
 
 
 class Readiness:
-    """`draining` is set once, when the service was told to stop; `broken`, when nothing can be stored any more."""
+    """`draining` is set once, when the service was told to stop; `broken`, when nothing can be stored any more.
 
-    def __init__(self, storage: Storage, reads: ReadPool, data_dir: Path) -> None:
+    `place` is where the directory of the workspaces is.
+    """
+
+    def __init__(self, storage: Storage, reads: ReadPool, place: Path) -> None:
         self._storage = storage
         self._reads = reads
-        self._data_dir = data_dir
+        self._place = place
         self.draining = False
         self.broken = False
 
@@ -48,5 +51,5 @@ class Readiness:
         return READY
 
     async def _workspaces(self) -> str:
-        usable = await asyncio.to_thread(os.access, self._data_dir / "workspaces", os.W_OK | os.X_OK)
+        usable = await asyncio.to_thread(os.access, self._place / "workspaces", os.W_OK | os.X_OK)
         return READY if usable else "the directory of the workspaces cannot be written"

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
+from app.domain.caller import Scope
 from app.domain.workspace import WorkspaceOptions
 from app.tools.base import ToolDefinition
 from app.tools.definition_formats import ToolFormat, format_definition
 from app.tools.registry import (
+    ToolName,
     all_tool_names,
     create_all_tool_definitions,
     create_coding_tool_definitions,
@@ -17,6 +19,12 @@ from app.tools.registry import (
 ToolSet = Literal["all", "coding", "readonly"]
 
 _NAMES: Final = tuple(name.value for name in all_tool_names)
+_COMMANDS: Final = (ToolName.BASH, ToolName.POWERSHELL)
+_READ_ONLY: Final = frozenset(definition.name for definition in create_read_only_tool_definitions())
+_SCOPE_OF: Final[dict[str, Scope]] = {
+    name.value: "exec" if name in _COMMANDS else "read" if name.value in _READ_ONLY else "write"
+    for name in all_tool_names
+}
 
 
 class ToolCatalog:
@@ -26,6 +34,10 @@ class ToolCatalog:
     def names(self) -> tuple[str, ...]:
         """Every tool there is."""
         return _NAMES
+
+    def scope(self, name: str) -> Scope | None:
+        """Return the scope a key needs to call a tool; None for a tool that does not exist, which changes nothing."""
+        return _SCOPE_OF.get(name)
 
     def get(self, name: str, form: ToolFormat) -> dict[str, Any]:
         """Return one tool's definition with the default options."""

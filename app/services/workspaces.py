@@ -1,4 +1,7 @@
-"""Workspaces: made or adopted, changed, deleted, expired. Their directories stand here; their records stay for ever."""
+"""Workspaces: made or adopted, changed, deleted, expired.
+
+Their directories stand here; their records stay for as long as retention keeps them.
+"""
 
 import asyncio
 import contextlib
@@ -12,16 +15,29 @@ import structlog
 from pydantic.alias_generators import to_camel
 
 from app.domain.abort import AbortSignal
+from app.domain.audit import SERVICE, AuditAction, audit
+from app.domain.caller import Caller
 from app.domain.clock import now_ms
 from app.domain.idempotency import IdempotencyKey
 from app.domain.ids import new_id
 from app.domain.workspace import Workspace, WorkspaceOptions, WorkspaceStatus
-from app.errors import AppError, Conflict, NotFound, Overloaded, WorkspaceGone, WorkspaceMoved
+from app.errors import AppError, Conflict, NoSpace, NotFound, Overloaded, WorkspaceGone, WorkspaceMoved
+from app.sandbox.account import Account, account_of, acts_as_others
+from app.sandbox.disk import DiskUsage
 from app.sandbox.file_pool import FilePool
 from app.sandbox.limits import NO_POLICY, CommandPolicy
 from app.services.batches import BatchService
 from app.services.idempotency import key_reused, made_before
-from app.services.workspace_roots import WorkspaceRoots, from_os_error, identity, invalid, lay_in, sweep, take_out
+from app.services.workspace_roots import (
+    Adoption,
+    WorkspaceRoots,
+    from_os_error,
+    invalid,
+    lay_in,
+    look_at,
+    sweep,
+    take_out,
+)
 from app.storage.base import CreateWorkspace, Existing, Page, Refused, SetWorkspaceStatus, Storage, UpdateWorkspace
 from app.storage.read_pool import ReadPool
 from app.storage.record_writer import RecordWriter
@@ -35,6 +51,7 @@ SHORTEST_PAUSE_SECONDS: Final = 0.1
 # Nobody writes to a temporary file for this long and still needs it.
 SWEEP_SECONDS: Final = 5.0
 KNOWN_ROOTS: Final = 4096
+EXPIRED_AT_ONCE: Final = 64
 # How long a request to make a workspace waits for the one before it with the same idempotency key.
 SAME_KEY_SECONDS: Final = 30.0
 
@@ -83,6 +100,8 @@ class _KnownRoot:
 
     path: str
     identity: tuple[int, int]
+    owner: str
+    account: Account | None
 
 
 class WorkspaceService:
@@ -92,6 +111,7 @@ class WorkspaceService:
         roots: where their directories stand.
         allow_unrestricted: whether `containment: "unrestricted"` is granted.
         policy: what is granted to commands.
+        usage: how much workspaces hold.
     """
 
     def __init__(
@@ -105,6 +125,7 @@ class WorkspaceService:
         roots: WorkspaceRoots,
         allow_unrestricted: bool = False,
         policy: CommandPolicy = NO_POLICY,
+        usage: DiskUsage | None = None,
     ) -> None:
         self._storage = storage
         self._reads = reads
@@ -114,6 +135,7 @@ class WorkspaceService:
         self._roots = roots
         self._allow_unrestricted = allow_unrestricted
         self._policy = policy
+        self._usage = usage or DiskUsage()
         self._known: dict[str, _KnownRoot] = {}
         self._expiries: dict[str, int] = {}
         self._interrupted: dict[str, Workspace] = {}
@@ -123,7 +145,12 @@ class WorkspaceService:
     # -- use cases ----------------------------------------------------------------------------------------------------
 
     async def create(
-        self, request: WorkspaceRequest, *, owner: str, idempotency: IdempotencyKey | None = None
+        self,
+        request: WorkspaceRequest,
+        *,
+        owner: str,
+        idempotency: IdempotencyKey | None = None,
+        by: Caller = SERVICE,
     ) -> Created:
         """Make a workspace with its files, or adopt a directory. After an error nothing of it is left.
 
@@ -137,28 +164,33 @@ class WorkspaceService:
             NoSpace, Overloaded, StorageUnavailable: nothing was made.
         """
         if idempotency is None:
-            return await self._create(request, owner, None)
+            return await self._create(request, owner, None, by)
         async with self._alone(owner, idempotency):
             made = await made_before(self._storage, self._reads, idempotency, owner=owner)
             if made is not None:
                 return await self._attach(made)
-            return await self._create(request, owner, idempotency)
+            return await self._create(request, owner, idempotency, by)
 
-    async def _create(self, request: WorkspaceRequest, owner: str, idempotency: IdempotencyKey | None) -> Created:
-        self._check_options(request.options)
+    async def _create(
+        self, request: WorkspaceRequest, owner: str, idempotency: IdempotencyKey | None, by: Caller
+    ) -> Created:
+        managed = request.root is None
+        self._check_options(request.options, managed=managed)
+        self._require_room(request, managed=managed)
         workspace_id = new_id("ws")
         if request.root is None:
-            root = self._roots.managed(workspace_id)
+            adoption = Adoption(self._roots.managed(workspace_id), *self._roots.owner)
         else:
-            root = await self._run(self._roots.adopted, request.root)
-        managed = request.root is None
+            adoption = await self._run(self._roots.adopted, request.root)
+        root, account = adoption.root, account_of(adoption.uid, adoption.gid)
         try:
-            laid = await self._run(partial(lay_in, root, request.files, make=managed))
+            laid = await self._run(partial(lay_in, root, request.files, account, make=managed))
         except OSError as error:
             raise from_os_error(error) from error
-        workspace = _new_workspace(workspace_id, request, owner, root, laid.identity)
+        workspace = _new_workspace(workspace_id, request, owner, adoption, laid.identity)
         try:
-            outcome = await self._records.write(CreateWorkspace(workspace, idempotency), droppable=True)
+            noted = audit(by, AuditAction.WORKSPACE_CREATED, workspace_id, **_noted_workspace(workspace))
+            outcome = await self._records.write(CreateWorkspace(workspace, idempotency, noted), droppable=True)
             if isinstance(outcome, Refused):
                 if idempotency is not None and outcome.reason == "key_reused":
                     raise key_reused(idempotency)
@@ -167,10 +199,10 @@ class WorkspaceService:
                     errors=[{"pointer": "#/root", "code": outcome.reason, "message": "overlaps another workspace"}],
                 )
         except AppError:
-            await self._run(partial(take_out, root, laid, made=managed))
+            await self._run(partial(take_out, root, laid, account, made=managed))
             raise
         if isinstance(outcome, Existing):
-            await self._run(partial(take_out, root, laid, made=managed))
+            await self._run(partial(take_out, root, laid, account, made=managed))
             return await self._attach(outcome.id)
         self._remember(workspace)
         return Created(workspace, attached=False)
@@ -216,26 +248,47 @@ class WorkspaceService:
 
         Raises:
             NotFound, WorkspaceGone.
+            WorkspaceMoved: it belongs to root, and so does this process.
         """
         workspace = await self.get(workspace_id, owner=owner)
         if workspace.status is not WorkspaceStatus.ACTIVE or _expired(workspace):
             raise _gone(workspace_id)
+        if _is_of_root(workspace):
+            raise WorkspaceMoved(
+                f"{workspace.root} belongs to root, and a service that is root does nothing as root: start it as an "
+                "ordinary user, or make a new workspace"
+            )
         return workspace
+
+    async def owner(self, workspace_id: str, *, seen_by: str | None) -> str:
+        """Return whom a workspace belongs to, gone or not; `seen_by` None sees every workspace.
+
+        Raises:
+            NotFound: there is none, or it belongs to somebody else.
+        """
+        known = self._known.get(workspace_id)
+        if known is None:
+            return (await self.get(workspace_id, owner=seen_by)).owner
+        if seen_by is not None and known.owner != seen_by:
+            raise NotFound(f"there is no workspace {workspace_id}")
+        return known.owner
 
     async def list(self, *, owner: str | None, before: str | None, limit: int) -> Page[Workspace]:
         """Return workspaces, newest first, deleted ones too."""
         return await self._reads.run(self._storage.workspaces, before=before, limit=limit, owner=owner)
 
-    async def update(self, workspace_id: str, change: WorkspaceChange, *, owner: str | None) -> Workspace:
+    async def update(
+        self, workspace_id: str, change: WorkspaceChange, *, owner: str | None, by: Caller = SERVICE
+    ) -> Workspace:
         """Set the fields of `change` and return the workspace as it is then.
 
         Raises:
             NotFound, WorkspaceGone, InvalidRequest, Overloaded, StorageUnavailable.
         """
-        await self.usable(workspace_id, owner=owner)
+        workspace = await self.usable(workspace_id, owner=owner)
         fields = change.fields
         if "options" in fields:
-            self._check_options(change.options)
+            self._check_options(change.options, managed=workspace.managed)
         expires = "ttl_seconds" in fields
         if fields:
             outcome = await self._records.write(
@@ -248,6 +301,7 @@ class WorkspaceService:
                     metadata=change.metadata if "metadata" in fields else None,
                     expires_at=_expiry(change.ttl_seconds) if expires else None,
                     clear_expiry=expires and change.ttl_seconds is None,
+                    audit=audit(by, AuditAction.WORKSPACE_UPDATED, workspace_id, **_noted_change(change)),
                 ),
                 droppable=True,
             )
@@ -257,7 +311,7 @@ class WorkspaceService:
         self._remember(workspace)
         return workspace
 
-    async def delete(self, workspace_id: str, *, owner: str | None) -> None:
+    async def delete(self, workspace_id: str, *, owner: str | None, by: Caller = SERVICE) -> None:
         """Cancel what runs in a workspace, move a managed root to the trash and keep the records.
 
         One that is gone already is left as it is.
@@ -267,29 +321,38 @@ class WorkspaceService:
         """
         workspace = await self.get(workspace_id, owner=owner)
         if workspace.status in {WorkspaceStatus.ACTIVE, WorkspaceStatus.DELETING}:
-            await self._end(workspace, WorkspaceStatus.DELETED)
+            await self._end(workspace, WorkspaceStatus.DELETED, by)
 
     async def check_root(self, workspace_id: str) -> None:
         """Look whether the workspace's own directory stands at its root; a missing one is for the calls to tell.
 
         Raises:
             NotFound, WorkspaceGone: there is no such workspace, or it was deleted or expired.
-            WorkspaceMoved: another directory stands there.
+            WorkspaceMoved: another directory stands there, or it belongs to another user now.
         """
         known = self._known.get(workspace_id)
         expires_at = self._expiries.get(workspace_id)
-        if expires_at is not None and expires_at <= now_ms():
-            raise _gone(workspace_id)
-        if known is None:
-            known = self._remember(await self.usable(workspace_id, owner=None))
+        if known is None or (expires_at is not None and expires_at <= now_ms()):
+            # Looked up when its time has come, too: another process may have given it more.
+            workspace = await self.usable(workspace_id, owner=None)
+            self._remember(workspace)
+            known = _known_root(workspace)
         try:
             async with asyncio.timeout(LOOK_SECONDS):
-                found = await self._run(identity, known.path)
+                found = await self._run_as(known.account, look_at, known.path)
         except TimeoutError:
             return
-        if found is not None and found != known.identity:
+        if found is None:
+            return
+        if found.identity != known.identity:
             raise WorkspaceMoved(
-                f"another directory stands at {known.path}; put the old one back, or make a new workspace"
+                f"another directory stands at {known.path}; put the old one back, make a new workspace, or, after a "
+                "restore, run `toolcrib db relocate`"
+            )
+        if known.account is not None and found.uid != known.account.uid:
+            raise WorkspaceMoved(
+                f"{known.path} was given to another user; give it back to user {known.account.uid}, or make a new "
+                "workspace"
             )
 
     # -- keeping house ------------------------------------------------------------------------------------------------
@@ -299,7 +362,7 @@ class WorkspaceService:
         await self._run(self._roots.make_directories)
         for batch in await self._reads.run(self._storage.unfinished_batches):
             workspace = await self._reads.run(self._storage.workspace, batch.workspace_id)
-            if workspace is not None and batch.started:
+            if workspace is not None and batch.started and not _is_of_root(workspace):
                 self._interrupted[workspace.id] = workspace
         for workspace in await self._reads.run(self._storage.workspaces_with_status, WorkspaceStatus.DELETING):
             final = WorkspaceStatus.EXPIRED if _expired(workspace) else WorkspaceStatus.DELETED
@@ -307,8 +370,16 @@ class WorkspaceService:
         for workspace in await self._reads.run(self._storage.workspaces_with_status, WorkspaceStatus.ACTIVE):
             self._remember(workspace)
         for name in await self._run(self._roots.possible_orphans):
-            if await self._reads.run(self._storage.workspace, name) is None:
+            if await self._is_orphan(name):
                 await self._run(self._roots.set_aside, self._roots.managed(name))
+
+    async def _is_orphan(self, workspace_id: str) -> bool:
+        if await self._reads.run(self._storage.workspace, workspace_id) is not None:
+            return False
+        # Records that begin later than the directory was made, such as those of an empty database that somebody
+        # named by mistake, have never known it.
+        older = await self._reads.run(self._storage.workspaces, before=workspace_id, limit=1)
+        return bool(older.items)
 
     async def keep_house(self) -> None:
         """End workspaces whose time has come, empty the trash and sweep up after a crash, until cancelled."""
@@ -338,25 +409,34 @@ class WorkspaceService:
             removed = await self._run_until_cancelled(
                 partial(sweep, workspace.root, (workspace.root_device, workspace.root_inode), older_than=SWEEP_SECONDS),
                 workspace.root,
+                account_of(workspace.root_uid, workspace.root_gid),
             )
             if removed:
                 _log.info("temporary_files_removed", workspace_id=workspace.id, files=removed)
 
     async def _expire(self) -> None:
+        # The rows say whose time has come, so those that other processes made or left expire too.
+        while due := await self._reads.run(self._storage.expired_workspaces, now_ms(), limit=EXPIRED_AT_ONCE):
+            for workspace in due:
+                await self._end(workspace, WorkspaceStatus.EXPIRED)
         now = now_ms()
         for workspace_id in [workspace_id for workspace_id, at in self._expiries.items() if at <= now]:
-            workspace = await self._reads.run(self._storage.workspace, workspace_id)
-            # Another process may have given it more time, or ended it.
-            if workspace is not None and workspace.status is WorkspaceStatus.ACTIVE and _expired(workspace):
-                await self._end(workspace, WorkspaceStatus.EXPIRED)
-            elif workspace is not None:
-                self._remember(workspace)
-            else:
+            known = await self._reads.run(self._storage.workspace, workspace_id)
+            if known is None:
                 del self._expiries[workspace_id]
+            else:
+                self._remember(known)
 
-    async def _end(self, workspace: Workspace, final: WorkspaceStatus) -> None:
+    async def _end(self, workspace: Workspace, final: WorkspaceStatus, by: Caller = SERVICE) -> None:
         self._known.pop(workspace.id, None)
-        await self._records.write(SetWorkspaceStatus(workspace.id, WorkspaceStatus.DELETING))
+        expires = final is WorkspaceStatus.EXPIRED
+        action = AuditAction.WORKSPACE_EXPIRED if expires else AuditAction.WORKSPACE_DELETED
+        noted = audit(by, action, workspace.id, **_noted_workspace(workspace))
+        begun = await self._records.write(
+            SetWorkspaceStatus(workspace.id, WorkspaceStatus.DELETING, only_expired=expires, audit=noted)
+        )
+        if isinstance(begun, Refused):
+            return
         if not await self._batches.stop_workspace(workspace.id, STOP_SECONDS):
             _log.warning("workspace_still_busy", workspace_id=workspace.id, seconds=STOP_SECONDS)
         if workspace.managed:
@@ -367,20 +447,32 @@ class WorkspaceService:
 
     # -- the rest -----------------------------------------------------------------------------------------------------
 
-    def _remember(self, workspace: Workspace) -> _KnownRoot:
-        known = _KnownRoot(workspace.root, (workspace.root_device, workspace.root_inode))
+    def _remember(self, workspace: Workspace) -> None:
         if workspace.status is not WorkspaceStatus.ACTIVE or workspace.expires_at is None:
             self._expiries.pop(workspace.id, None)
         else:
             self._expiries[workspace.id] = workspace.expires_at
             self._wake.set()
-        if workspace.status is WorkspaceStatus.ACTIVE:
+        if workspace.status is WorkspaceStatus.ACTIVE and not _is_of_root(workspace):
             if len(self._known) >= KNOWN_ROOTS:
                 self._known.pop(next(iter(self._known)))
-            self._known[workspace.id] = known
-        return known
+            self._known[workspace.id] = _known_root(workspace)
 
-    def _check_options(self, options: WorkspaceOptions) -> None:
+    def _require_room(self, request: WorkspaceRequest, *, managed: bool) -> None:
+        most = self._usage.bound(managed=managed, asked=request.options.quota_bytes)
+        size = sum(map(len, request.files.values()))
+        if most is not None and size > most:
+            raise NoSpace(f"the files have {size} bytes and the workspace may hold {most}; nothing was made")
+
+    def _check_options(self, options: WorkspaceOptions, *, managed: bool) -> None:
+        most = self._usage.most if managed else None
+        if options.quota_bytes is not None and most is not None and options.quota_bytes > most:
+            raise invalid(
+                "#/options/quotaBytes",
+                "not_granted",
+                f"this server lets a workspace hold at most {most} bytes (TOOLCRIB_WORKSPACE_BYTES); a workspace can "
+                "only lower that",
+            )
         if options.containment == "unrestricted" and not self._allow_unrestricted:
             raise invalid("#/options/containment", "not_granted", "this server does not allow unrestricted workspaces")
         for tool, shell in (("bash", options.bash), ("powershell", options.powershell)):
@@ -398,26 +490,34 @@ class WorkspaceService:
                     f"this server allows at most {most} ({setting}); a workspace can only lower that",
                 )
 
-    async def _run_until_cancelled(self, function: Callable[[Callable[[], None]], R], workspace: str) -> R:
+    async def _run_until_cancelled(
+        self, function: Callable[[Callable[[], None]], R], workspace: str, account: Account | None = None
+    ) -> R:
         """Run work in a thread that looks whether it is called off between its steps."""
-        signal = AbortSignal()
-        return await self._files.run(function, signal.raise_if_aborted, signal=signal, workspace=workspace)
+        signal, files = AbortSignal(), self._files.acting_as(account)
+        return await files.run(function, signal.raise_if_aborted, signal=signal, workspace=workspace)
 
     async def _run(self, function: Callable[[*A], R], *args: *A) -> R:
-        return await self._files.run(function, *args, signal=AbortSignal(), workspace="workspaces")
+        """Run work on the service's own directories."""
+        return await self._run_as(None, function, *args)
+
+    async def _run_as(self, account: Account | None, function: Callable[[*A], R], *args: *A) -> R:
+        return await self._files.acting_as(account).run(function, *args, signal=AbortSignal(), workspace="workspaces")
 
 
 def _new_workspace(
-    workspace_id: str, request: WorkspaceRequest, owner: str, root: str, identity: tuple[int, int]
+    workspace_id: str, request: WorkspaceRequest, owner: str, adoption: Adoption, identity: tuple[int, int]
 ) -> Workspace:
     at = now_ms()
     return Workspace(
         id=workspace_id,
         owner=owner,
         name=request.name,
-        root=root,
+        root=adoption.root,
         root_device=identity[0],
         root_inode=identity[1],
+        root_uid=adoption.uid,
+        root_gid=adoption.gid,
         managed=request.root is None,
         trusted=request.trusted,
         options=request.options,
@@ -427,6 +527,33 @@ def _new_workspace(
         last_used_at=at,
         expires_at=_expiry(request.ttl_seconds),
     )
+
+
+def _known_root(workspace: Workspace) -> _KnownRoot:
+    return _KnownRoot(
+        workspace.root,
+        (workspace.root_device, workspace.root_inode),
+        workspace.owner,
+        account_of(workspace.root_uid, workspace.root_gid),
+    )
+
+
+def _is_of_root(workspace: Workspace) -> bool:
+    """Whether this process would have to act as root: the workspace was made by a service of an ordinary user."""
+    return workspace.root_uid == 0 and acts_as_others()
+
+
+def _noted_workspace(workspace: Workspace) -> dict[str, Any]:
+    """Return what the audit log says of a workspace that comes or goes."""
+    return {"trusted": workspace.trusted, "managed": workspace.managed, "root": workspace.root}
+
+
+def _noted_change(change: WorkspaceChange) -> dict[str, Any]:
+    """Return what the audit log says of a change: which fields, and of what decides what may run the new value."""
+    noted: dict[str, Any] = {"fields": sorted(map(to_camel, change.fields))}
+    if "trusted" in change.fields:
+        noted["trusted"] = change.trusted
+    return noted
 
 
 def _expiry(ttl_seconds: int | None) -> int | None:

@@ -5,13 +5,17 @@ each write still succeeds or fails alone. Only a compare-and-set on `(epoch, las
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
+from app.domain.audit import AuditAction, AuditEvent
 from app.domain.batch import Batch, BatchStatus, Summary
+from app.domain.caller import Scope
+from app.domain.clock import now_ms
 from app.domain.events import OutputRow, OutputStream, StoredEvent
 from app.domain.idempotency import IdempotencyKey
+from app.domain.retention import Removal, RemovedCounts
 from app.domain.tool_call import CallError, CallRecord, CallStatus, ExecutionMode
 from app.domain.workspace import Workspace, WorkspaceOptions, WorkspaceStatus
 
@@ -37,7 +41,8 @@ class Refused:
 
     `reason`: `not_found`, `gone` (the workspace is not active), `overlap` (another workspace's root is equal to,
     inside or around this one), `key_reused` (the idempotency key has made something for another request), `terminal`,
-    `fenced`.
+    `fenced`, `running` (the batch has not ended), `not_due` (the
+    workspace has time left), `in_use` (the workspace is open or has batches).
     """
 
     reason: str
@@ -50,7 +55,15 @@ class Existing:
     id: str
 
 
-WriteOutcome: TypeAlias = Applied | Refused | Existing
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A piece was removed. `more`: the same write has more to remove."""
+
+    counts: RemovedCounts = field(default_factory=RemovedCounts)
+    more: bool = False
+
+
+WriteOutcome: TypeAlias = Applied | Refused | Existing | Removed
 
 
 class StorageError(Exception):
@@ -83,10 +96,14 @@ class SchemaTooNew(StorageError):
 
 @dataclass(frozen=True, slots=True)
 class CreateWorkspace:
-    """Existing, when the key has made a workspace of the same owner. Refused: `overlap`, `key_reused`."""
+    """Existing, when the key has made a workspace of the same owner. Refused: `overlap`, `key_reused`.
+
+    Here and below, `audit` is stored with what the write changes, and not when it changes nothing.
+    """
 
     workspace: Workspace
     idempotency: IdempotencyKey | None = None
+    audit: AuditEvent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,22 +121,31 @@ class UpdateWorkspace:
     metadata: Mapping[str, object] | None = None
     expires_at: int | None = None
     clear_expiry: bool = False
+    audit: AuditEvent | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SetWorkspaceStatus:
     """Move a workspace along active → deleting → deleted (or expired); asking for what it is already is Applied.
 
-    Refused: `not_found`, `gone` (it would go backwards).
+    `at` is when that is, kept for `deleted` and `expired`. With `only_expired` a workspace that is active goes on only
+    when its time has come by then: whoever gave it more time in the meantime wins.
+
+    Refused: `not_found`, `gone` (it would go backwards), `not_due`.
     """
 
     workspace_id: str
     status: WorkspaceStatus
+    at: int = field(default_factory=now_ms)
+    only_expired: bool = False
+    audit: AuditEvent | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitBatch:
     """Store a batch with its calls and event 1 (`batch_start`), and touch `last_used_at` of its workspace.
+
+    A workspace whose time has come counts as gone.
 
     The batch row is inserted as given (`epoch` and `last_seq` included). Existing, when the key has made a batch of the
     same owner and workspace, whatever became of the two since. Refused: `not_found`, `gone`, `key_reused`.
@@ -128,6 +154,7 @@ class SubmitBatch:
     batch: Batch
     start: StoredEvent
     idempotency: IdempotencyKey | None = None
+    audit: AuditEvent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,22 +232,91 @@ class RequestCancel:
     batch_id: str
     call_id: str | None
     at: int
+    audit: AuditEvent | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """`token_hash` is the SHA-256 of the token; the token itself is shown once and stored nowhere."""
+    """`token_hash` is the SHA-256 of the token; the token itself is shown once and stored nowhere.
+
+    `created_by` is the id of the key that made it, `env` for the environment's, `cli` or `service`. Times are
+    milliseconds since the epoch; a key works until `expires_at` or `revoked_at`, whichever comes first.
+    """
 
     id: str
     name: str
+    owner: str
     token_hash: bytes
-    scopes: tuple[str, ...]
+    scopes: tuple[Scope, ...]
     created_at: int
+    created_by: str
+    expires_at: int | None = None
+    revoked_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CreateKey:
     key: ApiKey
+    audit: AuditEvent | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeKey:
+    """Note when a key was revoked; the first time stays. Refused: `not_found`."""
+
+    key_id: str
+    at: int
+    audit: AuditEvent | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeepSecret:
+    """Store a secret of the service under a name. Existing, when there is one: that one stays."""
+
+    name: str
+    value: bytes
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class NoteAudit:
+    """Add an event to the audit log."""
+
+    event: AuditEvent
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveAudit:
+    """Remove the oldest events of the audit log that are older than a time, at most so many. Answers Removed."""
+
+    before: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveFromBatch:
+    """Remove the next piece of what an ended batch loses up to the step `to`: OUTPUT, UPDATES or ALL.
+
+    From the first piece on the step counts as reached for every reader. Answers Removed; a batch that is not there has
+    nothing left. Refused: `running`.
+    """
+
+    batch_id: str
+    to: Removal
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveWorkspace:
+    """Remove the record of a workspace. Answers Removed. Refused: `in_use`."""
+
+    workspace_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBackPages:
+    """Give at most so many free pages of SQLite's file back to the file system. Answers Removed."""
+
+    most: int
 
 
 Write: TypeAlias = (
@@ -232,6 +328,13 @@ Write: TypeAlias = (
     | ClaimBatch
     | RequestCancel
     | CreateKey
+    | RevokeKey
+    | KeepSecret
+    | NoteAudit
+    | RemoveAudit
+    | RemoveFromBatch
+    | RemoveWorkspace
+    | GiveBackPages
 )
 
 
@@ -270,6 +373,17 @@ class CallFilter:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditFilter:
+    """Conditions are joined by AND; None does not ask. `since` and `until` are inclusive, in ms since the epoch."""
+
+    action: AuditAction | None = None
+    actor: str | None = None
+    target: str | None = None
+    since: int | None = None
+    until: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class OutputExtent:
     """How many bytes of a stream (or of `combined`) are stored."""
 
@@ -285,12 +399,37 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchEnd:
+    """`finished_at` is None while the batch runs."""
+
+    finished_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class UnfinishedBatch:
     """`started`: at least one call was taken up."""
 
     batch_id: str
     workspace_id: str
     started: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHead:
+    """How far a batch has come; a status of None is the one it had."""
+
+    batch_id: str
+    last_seq: int
+    status: BatchStatus | None
+
+
+@dataclass(frozen=True, slots=True)
+class GoneWorkspace:
+    """A workspace that was deleted or has expired, at `ended_at`."""
+
+    workspace_id: str
+    ended_at: int
+    has_batches: bool
 
 
 class Storage(Protocol):
@@ -329,6 +468,10 @@ class Storage(Protocol):
 
     def workspaces_with_status(self, status: WorkspaceStatus) -> list[Workspace]: ...
 
+    def expired_workspaces(self, at: int, *, limit: int) -> list[Workspace]:
+        """Active workspaces whose time has come, the longest overdue first."""
+        ...
+
     def batch(self, batch_id: str, *, calls: bool = True, inline: int | None = None) -> Batch | None:
         """Return a batch; with `calls`, its calls in request order.
 
@@ -346,6 +489,13 @@ class Storage(Protocol):
 
     def batches(self, workspace_id: str, *, status: BatchStatus | None, before: str | None, limit: int) -> Page[Batch]:
         """Newest first, without calls."""
+        ...
+
+    def batch_heads(self, workspace_id: str, *, also: Collection[str], after: str | None) -> list[BatchHead]:
+        """Batches of a workspace: those that have not ended, those named, and those with a larger id than `after`.
+
+        Of the last at most 256; when `after` is None the newest one.
+        """
         ...
 
     def unfinished_batches(self, workspace_id: str | None = None) -> list[UnfinishedBatch]: ...
@@ -370,14 +520,40 @@ class Storage(Protocol):
 
     def last_seq(self, batch_id: str) -> tuple[int, BatchStatus] | None: ...
 
-    def output_extent(self, call_id: str, stream: OutputStream | None) -> OutputExtent:
-        """None for `stream` is all streams in the order they were read."""
+    def output_extent(self, call_id: str, stream: OutputStream | None) -> OutputExtent | None:
+        """None for `stream` is all streams in the order they were read. None is answered when output was removed."""
         ...
 
     def output(self, call_id: str, stream: OutputStream | None, *, start: int, end: int) -> Iterator[bytes]:
         """Yield bytes `start … end - 1`, at most 1 MiB at a time, each page a transaction of its own."""
         ...
 
-    def keys(self) -> list[ApiKey]: ...
+    def removable_batches(self, found_at: Sequence[Removal], *, ended_before: int, limit: int) -> list[str]:
+        """Batches at one of these steps that ended before a time, in no order."""
+        ...
+
+    def gone_workspaces(self, *, ended_before: int, after: tuple[int, str] | None, limit: int) -> list[GoneWorkspace]:
+        """Deleted and expired workspaces by the time they went, those after `(ended_at, id)`."""
+        ...
+
+    def batch_end(self, about: str) -> BatchEnd | None:
+        """Return the end of a batch, by its id or by that of one of its calls; None when there is no such batch."""
+        ...
+
+    def secret(self, name: str) -> bytes | None: ...
+
+    def audit_events(
+        self, condition: AuditFilter, *, before: str | None, limit: int, examine: int = 2000
+    ) -> Page[AuditEvent]:
+        """Newest first; at most `examine` rows are looked at, as in `calls`."""
+        ...
+
+    def keys(self) -> list[ApiKey]:
+        """Return the keys that were not revoked."""
+        ...
+
+    def keys_page(self, *, before: str | None, limit: int) -> Page[ApiKey]:
+        """Newest first; revoked ones too."""
+        ...
 
     def close(self) -> None: ...

@@ -30,8 +30,10 @@ from typing import Final
 from app.errors import NoSpace, StorageUnavailable
 from app.storage.ballast import Ballast
 from app.storage.base import DataError, OperationalError, Storage, Write, WriteOutcome
+from app.storage.write_weight import Weight, weigh
 
-CAPACITY: Final = 4096
+CAPACITY_ROWS: Final = 4096
+CAPACITY_BYTES: Final = 64 * 1024 * 1024
 GROUP_LIMIT: Final = 512
 UNAVAILABLE_SECONDS: Final = 5.0
 FIRST_RETRY_SECONDS: Final = 0.01
@@ -49,10 +51,11 @@ _CLOSED: Final = "the service is stopping and does not wait for the database any
 class _Item:
     """A write on its way. Touched by the thread alone, but for its future, which belongs to the loop."""
 
-    __slots__ = ("alone", "droppable", "future", "in_doubt", "write")
+    __slots__ = ("alone", "droppable", "future", "in_doubt", "weight", "write")
 
     def __init__(self, write: Write, future: asyncio.Future[WriteOutcome], *, droppable: bool) -> None:
         self.write = write
+        self.weight = weigh(write)
         self.future = future
         self.droppable = droppable
         self.in_doubt = False
@@ -71,7 +74,8 @@ class RecordWriter:
     """Commits writes in groups from one daemon thread.
 
     Args:
-        capacity: how many writes may wait before `overloaded` is true. None is refused: services refuse new work.
+        capacity_rows: how many rows may wait before `overloaded` is true. None is refused: services refuse new work.
+        capacity_bytes: the same for the bytes these rows hold.
         group_limit: how many writes one transaction takes at most.
         on_commit: called on the loop once per commit with all its writes and outcomes, before any of their futures is
             resolved.
@@ -86,7 +90,8 @@ class RecordWriter:
         self,
         storage: Storage,
         *,
-        capacity: int = CAPACITY,
+        capacity_rows: int = CAPACITY_ROWS,
+        capacity_bytes: int = CAPACITY_BYTES,
         group_limit: int = GROUP_LIMIT,
         on_commit: Callable[[Commit], None] | None = None,
         on_death: Callable[[BaseException], None] | None = None,
@@ -95,7 +100,8 @@ class RecordWriter:
         unavailable_after: float = UNAVAILABLE_SECONDS,
     ) -> None:
         self._storage = storage
-        self._capacity = capacity
+        self.capacity_rows: Final = capacity_rows
+        self.capacity_bytes: Final = capacity_bytes
         self._group_limit = group_limit
         self._on_commit = on_commit
         self._on_death = on_death
@@ -109,6 +115,8 @@ class RecordWriter:
         self._loop: asyncio.AbstractEventLoop
         self._ended: asyncio.Future[None]
         self._pending = 0
+        self._rows = 0
+        self._bytes = 0
         self._idle: set[asyncio.Future[None]] = set()
         self._failure: StorageUnavailable | None = None
         # Of the thread; the loop only looks at `_full`.
@@ -136,8 +144,11 @@ class RecordWriter:
         if self._failure is not None:
             _fail(future, self._failure)
             return future
+        item = _Item(write, future, droppable=droppable)
         self._pending += 1
-        self._queue.put(_Item(write, future, droppable=droppable))
+        self._rows += item.weight.rows
+        self._bytes += item.weight.bytes
+        self._queue.put(item)
         return future
 
     async def write(self, write: Write, *, droppable: bool = False) -> WriteOutcome:
@@ -150,8 +161,14 @@ class RecordWriter:
         return self._pending
 
     @property
+    def weight(self) -> Weight:
+        """What waits or is being committed, in rows and bytes."""
+        return Weight(self._rows, self._bytes)
+
+    @property
     def overloaded(self) -> bool:
-        return self._pending >= self._capacity
+        """Whether as many rows or bytes wait as may, so that new work has to be refused."""
+        return self._rows >= self.capacity_rows or self._bytes >= self.capacity_bytes
 
     @property
     def full(self) -> bool:
@@ -194,6 +211,8 @@ class RecordWriter:
                 else:
                     item.future.set_result(outcome)
             self._pending -= len(done)
+            self._rows -= sum(item.weight.rows for item, _ in done)
+            self._bytes -= sum(item.weight.bytes for item, _ in done)
             if self._pending == 0:
                 for idle in self._idle:
                     if not idle.done():

@@ -17,6 +17,7 @@ LogFormat = Literal["auto", "console", "json"]
 
 # What these say at INFO repeats our own lines.
 _QUIET: Final = ("uvicorn.error", "alembic", "sse_starlette")
+_SECRETS: Final = re.compile(r"(?<=[?&]token=)[^&#\s\"']+|toolcrib_(?:url_[\w.-]{20,}|[\w-]{43})")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -30,6 +31,7 @@ def configure_logging(level: LogLevel, form: LogFormat) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
         # Plain: a traceback that shows the values of variables would show secrets.
         structlog.processors.format_exc_info,
+        _redact,
     ]
     console = structlog.dev.ConsoleRenderer(
         colors=terminal, timestamp_key="at", exception_formatter=structlog.dev.plain_traceback
@@ -57,6 +59,14 @@ def configure_logging(level: LogLevel, form: LogFormat) -> None:
     root.setLevel(number)
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(number, logging.WARNING))
+
+
+def _redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    # Keys and URL tokens: those of our making wherever they stand, and whatever a URL has as `token`.
+    for key, value in event.items():
+        if isinstance(value, str) and ("toolcrib_" in value or "token=" in value):
+            event[key] = _SECRETS.sub("***", value)
+    return event
 
 
 def _escape_control_characters(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

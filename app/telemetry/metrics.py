@@ -1,8 +1,8 @@
 """Metrics for Prometheus: every series the service has, in a registry of its own per application.
 
-Two ways lead here. What has a duration is observed when it happens, through children that are looked up once. What can
-be read at any time (queues, places in use, running totals of other modules) is read at each scrape, as one `Usage`, so
-that counting it costs nothing in between.
+Two ways lead here. What has a duration is counted when it happens, in plain numbers that become series at a scrape.
+What can be read at any time (queues, places in use, running totals of other modules) is read at each scrape, as one
+`Usage`, so that counting it costs nothing in between.
 
 No label takes a value that a caller can make up: tools that do not exist are `other`, requests are named by the route
 that answered them.
@@ -10,21 +10,16 @@ that answered them.
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Final
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    disable_created_metrics,
-    generate_latest,
-)
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from app.telemetry.observer import BatchFacts, BatchObserver
 
@@ -34,15 +29,12 @@ OTHER: Final = "other"
 _CALL_STATUSES: Final = ("succeeded", "failed", "cancelled", "skipped")
 _BATCH_STATUSES: Final = ("completed", "cancelled", "interrupted")
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_CLASSES: Final = ("none", "1xx", "2xx", "3xx", "4xx", "5xx")
 _CALL_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 3600)
 _WAIT_SECONDS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300)
 _COMMIT_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _LAG_SECONDS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 _HTTP_SECONDS: Final = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 10, 60)
-
-
-# Half as many series again, which say when each was first counted and nobody asks for.
-disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +51,8 @@ class Usage:
     searches_waiting: int
     followers: int
     writes_waiting: int
+    records_removed: Mapping[str, int]
+    """By what: `output_bytes`, `events`, `calls`, `batches`, `workspaces`, `pages`."""
     disk_full: bool
     files_running: int
     files_waiting: int
@@ -71,7 +65,7 @@ _READ: Final[tuple[tuple[str, str, str], ...]] = (
     ("toolcrib_commands_running", "commands_running", "Processes of commands that run, ripgrep included."),
     ("toolcrib_commands_waiting", "commands_waiting", "Calls of bash and powershell that wait for a slot."),
     ("toolcrib_searches_waiting", "searches_waiting", "Calls that wait for their turn to run ripgrep."),
-    ("toolcrib_event_followers", "followers", "Open event streams, live output and waits for batches of others."),
+    ("toolcrib_event_followers", "followers", "Open streams and feeds, live output and waits for others' batches."),
     ("toolcrib_writes_waiting", "writes_waiting", "Writes that wait for their commit or are being committed."),
     ("toolcrib_disk_full", "disk_full", "1 while the disk under the database is full."),
     ("toolcrib_file_jobs_running", "files_running", "File operations in a thread."),
@@ -80,33 +74,29 @@ _READ: Final[tuple[tuple[str, str, str], ...]] = (
 )
 
 
-class _UsageCollector(Collector):
-    """Turns the latest `Usage` into series."""
+class _Distribution:
+    """What a histogram counts, without the lock and the search of the library's own, which a short call would feel.
 
-    def __init__(self) -> None:
-        self.usage: Usage | None = None
+    One thread observes; what is read at a scrape may miss the latest value and is never torn.
+    """
 
-    def describe(self) -> Iterable[Metric]:
-        return ()
+    __slots__ = ("bounds", "counts", "total")
 
-    def collect(self) -> Iterator[Metric]:
-        usage = self.usage
-        if usage is None:
-            return
-        for name, attribute, text in _READ:
-            yield GaugeMetricFamily(name, text, value=getattr(usage, attribute))
-        yield CounterMetricFamily(
-            "toolcrib_commands_started", "Processes started for commands and ripgrep.", value=usage.commands_started
-        )
-        killed = CounterMetricFamily(
-            "toolcrib_commands_killed", "Commands that were ended, by reason.", labels=["reason"]
-        )
-        for reason, count in usage.commands_killed.items():
-            killed.add_metric([reason], count)
-        yield killed
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        ends = [*map(floatToGoString, self.bounds), "+Inf"]
+        return list(zip(ends, map(float, accumulate(self.counts)), strict=True))
 
 
-class Metrics:
+class Metrics(Collector):
     """All series of one application.
 
     Args:
@@ -116,59 +106,67 @@ class Metrics:
     def __init__(self, tools: Sequence[str]) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         self._read: Callable[[], Usage] | None = None
-        self._usage = _UsageCollector()
+        self._usage: Usage | None = None
         self._tools = frozenset(tools)
+        labels = (*tools, OTHER)
+        self._calls = {(tool, status): 0 for tool in labels for status in _CALL_STATUSES}
+        self._call_seconds = {tool: _Distribution(_CALL_SECONDS) for tool in labels}
+        self._batches = dict.fromkeys(_BATCH_STATUSES, 0)
+        self._gaps = 0
+        self._writes = 0
+        self._queue_seconds = _Distribution(_WAIT_SECONDS)
+        self._commit_seconds = _Distribution(_COMMIT_SECONDS)
+        self._lag_seconds = _Distribution(_LAG_SECONDS)
+        self._requests: dict[tuple[str, str, str], int] = {}
+        self._http_seconds: dict[str, _Distribution] = {}
         ProcessCollector(registry=self.registry)
-        self.registry.register(self._usage)
-        calls = Counter("toolcrib_calls", "Ended calls.", ["tool", "status"], registry=self.registry)
-        seconds = Histogram(
+        self.registry.register(self)
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every series but those of the process; implements `Collector`."""
+        usage = self._usage
+        if usage is not None:
+            for name, attribute, text in _READ:
+                yield GaugeMetricFamily(name, text, value=getattr(usage, attribute))
+            yield _counter(
+                "toolcrib_commands_started", "Commands started, ripgrep included.", (), [((), usage.commands_started)]
+            )
+            killed = [((reason,), count) for reason, count in usage.commands_killed.items()]
+            yield _counter("toolcrib_commands_killed", "Commands that were ended.", ("reason",), killed)
+            removed = [((what,), count) for what, count in usage.records_removed.items()]
+            yield _counter("toolcrib_removed", "What retention has removed.", ("what",), removed)
+        yield _counter("toolcrib_calls", "Ended calls.", ("tool", "status"), self._calls.items())
+        yield _histogram(
             "toolcrib_call_seconds",
             "From a call's start to its end.",
-            ["tool"],
-            buckets=_CALL_SECONDS,
-            registry=self.registry,
+            ("tool",),
+            {(tool,): seconds for tool, seconds in self._call_seconds.items()},
         )
-        labels = (*tools, OTHER)
-        self.calls = {(tool, status): calls.labels(tool, status) for tool in labels for status in _CALL_STATUSES}
-        self.call_seconds = {tool: seconds.labels(tool) for tool in labels}
-        batches = Counter("toolcrib_batches", "Ended batches.", ["status"], registry=self.registry)
-        self.batches = {status: batches.labels(status) for status in _BATCH_STATUSES}
-        self.gaps = Counter("toolcrib_output_gaps", "Streams of output cut at captureBytes.", registry=self.registry)
-        self._queue_seconds = Histogram(
-            "toolcrib_batch_queue_seconds",
-            "From a batch's acceptance to its being taken up.",
-            buckets=_WAIT_SECONDS,
-            registry=self.registry,
-        )
-        self._commit_seconds = Histogram(
-            "toolcrib_commit_seconds",
-            "How long a group of writes took to commit.",
-            buckets=_COMMIT_SECONDS,
-            registry=self.registry,
-        )
-        self._writes = Counter("toolcrib_writes", "Committed writes.", registry=self.registry)
-        self._lag_seconds = Histogram(
-            "toolcrib_event_loop_lag_seconds",
-            "How late the event loop comes to a timer.",
-            buckets=_LAG_SECONDS,
-            registry=self.registry,
-        )
-        self._requests = Counter(
-            "toolcrib_http_requests", "Answered requests.", ["method", "route", "status"], registry=self.registry
-        )
-        self._http_seconds = Histogram(
+        batches = [((status,), count) for status, count in self._batches.items()]
+        yield _counter("toolcrib_batches", "Ended batches.", ("status",), batches)
+        yield _counter("toolcrib_output_gaps", "Streams of output cut at captureBytes.", (), [((), self._gaps)])
+        yield _counter("toolcrib_writes", "Committed writes.", (), [((), self._writes)])
+        for name, text, distribution in (
+            ("toolcrib_batch_queue_seconds", "From a batch's acceptance to its being taken up.", self._queue_seconds),
+            ("toolcrib_commit_seconds", "How long a group of writes took to commit.", self._commit_seconds),
+            ("toolcrib_event_loop_lag_seconds", "How late the event loop comes to a timer.", self._lag_seconds),
+        ):
+            yield _histogram(name, text, (), {(): distribution})
+        requests = self._requests.copy().items()
+        yield _counter("toolcrib_http_requests", "Answered requests.", ("method", "route", "status"), requests)
+        yield _histogram(
             "toolcrib_http_first_byte_seconds",
             "From a request to the head of its answer.",
-            ["route"],
-            buckets=_HTTP_SECONDS,
-            registry=self.registry,
+            ("route",),
+            {(route,): seconds for route, seconds in self._http_seconds.copy().items()},
         )
-        self._routes: dict[tuple[str, str, int], Counter] = {}
-        self._route_seconds: dict[str, Histogram] = {}
 
     # -- what is known at the start ---------------------------------------------------------------------------------
 
-    def describe(self, build: Mapping[str, str], tier: str, missing: Sequence[str]) -> None:
+    def say(self, build: Mapping[str, str], tier: str, missing: Sequence[str]) -> None:
         """Set the series that say what this service is."""
         info = Gauge("toolcrib_build_info", "1; the labels say what runs.", list(build), registry=self.registry)
         info.labels(**build).set(1)
@@ -187,24 +185,33 @@ class Metrics:
     async def scrape(self) -> bytes:
         """Return all series in the text format of Prometheus, version 0.0.4."""
         if self._read is not None:
-            self._usage.usage = self._read()
+            self._usage = self._read()
         return await asyncio.to_thread(generate_latest, self.registry)
 
     # -- what happens -----------------------------------------------------------------------------------------------
-
-    def tool_label(self, name: str) -> str:
-        """Return `name` when it is a tool, else `other`."""
-        return name if name in self._tools else OTHER
 
     def batch_taken_up(self, batch: BatchFacts) -> BatchObserver:
         """Count a batch; implements `Observe`."""
         self._queue_seconds.observe(batch.waited)
         return _BatchMetrics(self)
 
+    def call_ended(self, tool: str, status: str, seconds: float | None) -> None:
+        """Count a call; `tool` is what the caller wrote, `seconds` None when it was not taken up."""
+        label = tool if tool in self._tools else OTHER
+        self._calls[label, status] += 1
+        if seconds is not None:
+            self._call_seconds[label].observe(seconds)
+
+    def batch_ended(self, status: str) -> None:
+        self._batches[status] += 1
+
+    def output_cut(self) -> None:
+        self._gaps += 1
+
     def committed(self, writes: int, seconds: float) -> None:
-        """Count a committed group; in any thread."""
+        """Count a committed group; in the one thread that commits."""
         self._commit_seconds.observe(seconds)
-        self._writes.inc(writes)
+        self._writes += writes
 
     def loop_was_late(self, seconds: float) -> None:
         self._lag_seconds.observe(seconds)
@@ -218,18 +225,30 @@ class Metrics:
             status: of the answer; 0 when there was none.
             seconds: until the head of the answer.
         """
-        key = (method, route, status // 100)
-        child = self._routes.get(key)
-        if child is None:
-            verb = method if method in _METHODS else OTHER
-            child = self._requests.labels(verb, route, f"{status // 100}xx" if status else "none")
-            if verb is method:
-                self._routes[key] = child
-        child.inc()
-        timed = self._route_seconds.get(route)
+        key = (method if method in _METHODS else OTHER, route, _CLASSES[status // 100])
+        self._requests[key] = self._requests.get(key, 0) + 1
+        timed = self._http_seconds.get(route)
         if timed is None:
-            timed = self._route_seconds[route] = self._http_seconds.labels(route)
+            timed = self._http_seconds[route] = _Distribution(_HTTP_SECONDS)
         timed.observe(seconds)
+
+
+def _counter(
+    name: str, text: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], int]]
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, text, labels=labels)
+    for key, count in values:
+        family.add_metric(key, count)
+    return family
+
+
+def _histogram(
+    name: str, text: str, labels: Sequence[str], values: Mapping[tuple[str, ...], _Distribution]
+) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(name, text, labels=labels)
+    for key, distribution in values.items():
+        family.add_metric(key, distribution.buckets(), distribution.total)
+    return family
 
 
 @dataclass(slots=True)
@@ -241,17 +260,14 @@ class _BatchMetrics:
         self.started[call_id] = time.perf_counter()
 
     def call_ended(self, call_id: str, tool: str, status: str, error: str | None) -> None:  # noqa: ARG002 - the same
-        label = self.metrics.tool_label(tool)
-        self.metrics.calls[label, status].inc()
         started = self.started.pop(call_id, None)
-        if started is not None:
-            self.metrics.call_seconds[label].observe(time.perf_counter() - started)
+        self.metrics.call_ended(tool, status, None if started is None else time.perf_counter() - started)
 
     def output_cut(self) -> None:
-        self.metrics.gaps.inc()
+        self.metrics.output_cut()
 
     def batch_ended(self, status: str) -> None:
-        self.metrics.batches[status].inc()
+        self.metrics.batch_ended(status)
 
     def close(self) -> None:
         """There is nothing to give back."""

@@ -19,6 +19,7 @@ from app.sandbox.disk import require_free
 from app.sandbox.environment import check_variables, command_environment
 from app.sandbox.limits import CommandLimits
 from app.sandbox.process import CommandOutcome, run_command
+from app.tools._disk_watch import watching_disk
 from app.tools._limits import limit_reached
 from app.tools.base import OnUpdate, OutputDelta, PartialResult
 from app.tools.environment import ToolEnvironment
@@ -126,16 +127,20 @@ async def run_shell(
                 spec = ProcessSpec(
                     call.argv,
                     root.fd,
-                    command_environment(real, variables),
+                    command_environment(real, variables, environment.account),
                     limits=limits,
                     host_network=options.network == "host",
+                    account=environment.account,
                 )
-                outcome = await run_command(
-                    environment.sandbox, spec, signal=signal, timeout_ms=timeout_ms, on_output=take
-                )
+                async with watching_disk(environment, signal) as disk:
+                    outcome = await run_command(
+                        environment.sandbox, spec, signal=disk.stop, timeout_ms=timeout_ms, on_output=take
+                    )
         if environment.sandbox.report.tier != "namespace":
             limits = replace(limits, tmp_bytes=None)
         ending = _ending(outcome, timeout_ms, limits, output.last_words())
+        if disk.full is not None and outcome.aborted and not signal.aborted:
+            ending = _Ending(ErrorCode.NO_SPACE, f"Command stopped: {disk.full.message}")
     except Aborted as aborted:
         ending = _aborted(aborted.reason)
         stopped = details.model_copy(update={"aborted": True})
@@ -171,6 +176,8 @@ def _open_root(environment: ToolEnvironment) -> Root:
     root = Root.open(environment.cwd, environment.root_identity, environment.options.containment)
     try:
         require_free(root.fd, environment.policy.min_free_bytes)
+        if environment.quota is not None:
+            environment.quota.require()
     except ToolError:
         root.close()
         raise

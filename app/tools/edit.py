@@ -12,6 +12,7 @@ from app.domain.tool_call import ToolResult, text_content
 from app.domain.workspace import WorkspaceOptions
 from app.errors import ErrorCode, ToolError
 from app.sandbox.containment import Root, Target, tool_error_from_oserror
+from app.sandbox.disk import taking
 from app.sandbox.files import (
     ETAG_HASH_BYTES,
     etag_of,
@@ -231,7 +232,8 @@ class _Edit:
             )
         diff = _diff(text, edited, encoding, target.relative_path)
         if not self._args.dry_run:
-            replace_file(target, new, commit=self._signal.commit, check=check, expected=status)
+            with taking(self._environment.quota, len(new) - len(old), check):
+                replace_file(target, new, commit=self._signal.commit, check=check, expected=status)
             current = etag_of_written(target, new)
         count = len(self._edits)
         details = EditDetails(

@@ -12,7 +12,7 @@ import os
 import stat
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, ClassVar, Final
 
@@ -41,7 +41,7 @@ from app.tools._ripgrep import ErrorParser, OutputParser, Query, Row, explain, s
 from app.tools.base import OnUpdate, OutputDelta, ToolAnnotations, ToolDefinition
 from app.tools.environment import ToolEnvironment
 from app.tools.glob_pattern import GlobError
-from app.tools.ignore_rules import IgnoreRules, look_up, read_rules
+from app.tools.ignore_rules import IgnoreRules, has_endless_rules, look_up, read_rules
 from app.tools.matched_lines import LineText, line_reader
 from app.tools.model_tool import ArgumentsModel, DetailsModel, ModelTool, define
 from app.tools.path_pattern import PathPattern
@@ -57,6 +57,9 @@ GREP_ANNOTATIONS: Final = ToolAnnotations(
 
 TIMEOUT_MS: Final = 300_000
 """How long one search may take, whatever the batch allows."""
+
+_PATIENCE_SECONDS: Final = 0.5
+"""How long ripgrep may take before it is looked whether it waits on something that is no file."""
 
 SEPARATOR: Final = "--"
 
@@ -282,6 +285,8 @@ class _Search:
         self._opened = contextlib.ExitStack()
         self._prepared: _Place | None = None
         self._rules: dict[str, IgnoreRules | None] | None = None
+        self._own_rules: IgnoreRules | None = None
+        self._stalled = False
         self._told: set[tuple[str, int]] = set()
 
     @property
@@ -322,7 +327,7 @@ class _Search:
             is_binary = _is_binary(root, path, encoding)
         elif stat.S_ISDIR(mode):
             is_binary = False
-            own = _read_rules_of(start, path, above.rules)
+            own = self._own_rules = _read_rules_of(start, path, above.rules)
             # ripgrep's word on ignored files is enough unless an include overrules the rules there, or there are rules
             # above the start.
             if not above.ignored and (include is not None or (above.rules is not None and above.rules.any)):
@@ -397,9 +402,16 @@ class _Search:
                         on_output=take,
                         # where containment is off
                         readable=(place.query.start,) if place.query.start.startswith("/") else (),
+                        account=environment.account,
                     )
                 )
-                running.add_done_callback(lambda _: news.set())
+                watching = group.create_task(self._look_for_stall(stop))
+
+                def ended(_: object) -> None:
+                    watching.cancel()
+                    news.set()
+
+                running.add_done_callback(ended)
                 while not found.over and (rows or not running.done()):
                     await news.wait()
                     news.clear()
@@ -420,9 +432,38 @@ class _Search:
         finally:
             forget()
         self._signal.raise_if_aborted()
+        if self._stalled and not found.over:
+            self._take_over_rules()
+            return await self._pass(ripgrep, on_update, in_order=in_order)
         if not found.over:
             self._judge(running.result(), found)
         return found
+
+    async def _look_for_stall(self, stop: AbortSignal) -> None:
+        """Stop a search that takes its time when there is a file of rules on which ripgrep may wait for ever."""
+        environment = self._environment
+        pause = _PATIENCE_SECONDS
+        while not (self._place.is_file or self._place.query.ignored):
+            await asyncio.sleep(pause)
+            pause *= 2
+            signal = AbortSignal()
+            if await environment.files.run(
+                has_endless_rules,
+                self._place.start.fd,
+                signal.raise_if_aborted,
+                signal=signal,
+                workspace=environment.cwd,
+            ):
+                self._stalled = True
+                stop.abort(AbortReason.CANCELLED)
+                return
+
+    def _take_over_rules(self) -> None:
+        """Apply the ignore rules to what ripgrep finds, and let it read none."""
+        self._stalled = False
+        place = self._place
+        self._prepared = replace(place, query=replace(place.query, ignored=True, ignore_files=()))
+        self._rules = self._rules or {place.start.prefix: self._own_rules}
 
     async def _tell(self, lines: Sequence[_Line], on_update: OnUpdate) -> None:
         """Tell of lines that have not been told of."""

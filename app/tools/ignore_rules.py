@@ -9,14 +9,16 @@ grep leaves this to ripgrep as far as it can; find does it with what is here, an
 both a `?` is one byte of a name: what is matched here are bytes, as text of one character each (`_bytewise`).
 """
 
+import contextlib
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from app.sandbox.walk import Kind, walk
 from app.tools.glob_pattern import GlobError, parse_glob, path_regex
 
 IGNORE_FILES: Final = (".rgignore", ".ignore", ".gitignore")
@@ -120,6 +122,49 @@ def read_rules(directory: int, above: IgnoreRules | None, prefix: str, names: fr
     if above is not None and not any(files):
         return above
     return IgnoreRules(above, prefix, files)
+
+
+def has_endless_rules(directory: int, check: Callable[[], None]) -> bool:
+    """Whether a file of rules below an open directory is a pipe or a device, which a reader may wait on for ever.
+
+    What is read here never waits; ripgrep does. Links are followed, as it follows them.
+    """
+    selection = _EndlessRules()
+    try:
+        start = os.open(b".", _OPEN_DIRECTORY, dir_fd=directory)
+    except OSError:
+        return False
+    try:
+        found = walk(start, selection, check=check, notice=frozenset(IGNORE_FILES))
+        with contextlib.suppress(OSError), contextlib.closing(found) as entries:
+            for _ in entries:
+                if selection.found:
+                    break
+    finally:
+        os.close(start)
+    return selection.found
+
+
+class _EndlessRules:
+    """Goes through all directories and looks at files of rules there."""
+
+    def __init__(self) -> None:
+        self.found = False
+
+    def enter(self, path: str) -> Callable[[str], object]:  # noqa: ARG002 - of the protocol
+        return lambda _name: False
+
+    def read(self, directory: int, count: int, noticed: frozenset[str]) -> None:  # noqa: ARG002 - of the protocol
+        for name in noticed:
+            with contextlib.suppress(OSError):
+                mode = os.stat(name, dir_fd=directory).st_mode
+                self.found = self.found or stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISBLK(mode)
+
+    def choose(self, path: str, name: str, kind: Kind) -> tuple[bool, bool]:  # noqa: ARG002 - of the protocol
+        return self.found, name != ALWAYS_IGNORED and not self.found
+
+    def leave(self) -> None:
+        """Nothing to note."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,10 @@ from functools import cache
 from typing import Final, Self
 
 from app.domain.workspace import Workspace, WorkspaceOptions
+from app.sandbox.account import Account, account_of
 from app.sandbox.base import Sandbox
 from app.sandbox.decoder import Decoder
+from app.sandbox.disk import DiskUsage, Quota
 from app.sandbox.file_pool import FilePool
 from app.sandbox.limits import NO_POLICY, CommandPolicy
 from app.sandbox.local import LocalSandbox
@@ -72,7 +74,8 @@ class ToolsOptions:
     `options` are the workspace's. `sandbox`, `files` and `mutations` are shared by all workspaces of a process, which
     is what keeps two changes of one file apart: pass the same ones every time, or none. `ripgrep`, `commands` and
     `decoder` are shared likewise, to bound how many searches, commands and decoders run at once. `tenant`,
-    `root_identity`, `output_url`, `powershell` and `policy` are those of `ToolEnvironment`.
+    `root_identity`, `output_url`, `powershell`, `account`, `policy` and `quota` are those of `ToolEnvironment`. `usage`
+    is where workspaces get theirs from.
     """
 
     options: WorkspaceOptions = field(default_factory=WorkspaceOptions)
@@ -85,8 +88,11 @@ class ToolsOptions:
     output_url: Callable[[str], str | None] | None = None
     ripgrep: Ripgrep | None = None
     powershell: str | None = None
+    account: Account | None = None
     decoder: Decoder | None = None
     policy: CommandPolicy = NO_POLICY
+    usage: DiskUsage | None = None
+    quota: Quota | None = None
 
 
 def create_tool(name: str, cwd: str, options: ToolsOptions | None = None) -> AgentTool:
@@ -140,6 +146,8 @@ class WorkspaceTools(Mapping[str, AgentTool]):
             tenant=workspace.owner,
             root_identity=(workspace.root_device, workspace.root_inode),
             output_url=output_url,
+            quota=None if shared.usage is None else _quota(shared.usage, workspace),
+            account=account_of(workspace.root_uid, workspace.root_gid),
         )
         self._environment = _environment(workspace.root, options)
         self._made: dict[str, AgentTool] = {}
@@ -157,6 +165,11 @@ class WorkspaceTools(Mapping[str, AgentTool]):
 
     def __len__(self) -> int:
         return len(_BY_NAME)
+
+
+def _quota(usage: DiskUsage, workspace: Workspace) -> Quota | None:
+    identity = (workspace.root_device, workspace.root_inode)
+    return usage.quota(workspace.root, identity, managed=workspace.managed, asked=workspace.options.quota_bytes)
 
 
 def create_all_tool_definitions(options: WorkspaceOptions | None = None) -> list[ToolDefinition]:
@@ -187,7 +200,7 @@ def _environment(cwd: str, options: ToolsOptions | None) -> ToolEnvironment:
         cwd=cwd,
         options=given.options,
         sandbox=given.sandbox or _process_sandbox(),
-        files=given.files or _process_files(),
+        files=(given.files or _process_files()).acting_as(given.account),
         mutations=_process_mutations() if given.mutations is None else given.mutations,
         commands=given.commands or _process_commands(),
         tenant=given.tenant,
@@ -195,8 +208,10 @@ def _environment(cwd: str, options: ToolsOptions | None) -> ToolEnvironment:
         output_url=given.output_url,
         ripgrep=given.ripgrep,
         powershell=given.powershell,
+        account=given.account,
         decoder=given.decoder or _process_decoder(),
         policy=given.policy,
+        quota=given.quota,
     )
 
 

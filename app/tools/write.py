@@ -11,6 +11,7 @@ from app.domain.tool_call import ToolResult, text_content
 from app.domain.workspace import WorkspaceOptions
 from app.errors import ErrorCode, ToolError
 from app.sandbox.containment import Root, Target, tool_error_from_oserror
+from app.sandbox.disk import taking
 from app.sandbox.files import etag_of_file, etag_of_written, read_whole, replace_file, same_etag
 from app.tools.base import OnUpdate, ToolAnnotations, ToolDefinition
 from app.tools.environment import ToolEnvironment
@@ -131,14 +132,17 @@ class _Write:
         check = self._signal.raise_if_aborted
         expected = self._require_etag(target, check)
         old = _old_text(target, check)
-        created = replace_file(
-            target,
-            self._data,
-            commit=self._signal.commit,
-            check=check,
-            create_only=self._args.create_only,
-            expected=expected,
-        )
+        before = target.status()
+        more = len(self._data) - (0 if before is None else before.st_size)
+        with taking(self._environment.quota, more, check):
+            created = replace_file(
+                target,
+                self._data,
+                commit=self._signal.commit,
+                check=check,
+                create_only=self._args.create_only,
+                expected=expected,
+            )
         diff = None if old is None and not created else unified_diff(old, self._args.content, target.relative_path)
         size = len(self._data)
         details = WriteDetails(

@@ -9,6 +9,9 @@ branch_labels = None
 depends_on = None
 
 _OPEN_WORKSPACE = sa.text("status IN ('active', 'deleting')")
+_ENDED = sa.text("ended_at IS NOT NULL")
+_EXPIRES = sa.text("status = 'active' AND expires_at IS NOT NULL")
+_FINISHED = sa.text("finished_at IS NOT NULL")
 _KEYED = sa.text("idempotency_key IS NOT NULL")
 _UNFINISHED_BATCH = sa.text("status IN ('queued', 'running')")
 _WITH_PATH = sa.text("path IS NOT NULL")
@@ -26,6 +29,8 @@ def upgrade() -> None:
         sa.Column("root", sa.LargeBinary, nullable=False),
         sa.Column("root_device", sa.BigInteger, nullable=False),
         sa.Column("root_inode", sa.BigInteger, nullable=False),
+        sa.Column("root_uid", sa.BigInteger, nullable=False),
+        sa.Column("root_gid", sa.BigInteger, nullable=False),
         sa.Column("managed", sa.Boolean, nullable=False),
         sa.Column("trusted", sa.Boolean, nullable=False),
         sa.Column("options", sa.LargeBinary, nullable=False),
@@ -34,6 +39,7 @@ def upgrade() -> None:
         sa.Column("created_at", sa.BigInteger, nullable=False),
         sa.Column("last_used_at", sa.BigInteger, nullable=False),
         sa.Column("expires_at", sa.BigInteger),
+        sa.Column("ended_at", sa.BigInteger),
         sa.Column("idempotency_key", ascii_text),
         sa.Column("request_digest", sa.LargeBinary),
         sa.PrimaryKeyConstraint("id", name="pk_workspaces"),
@@ -47,6 +53,20 @@ def upgrade() -> None:
         unique=True,
         sqlite_where=_OPEN_WORKSPACE,
         postgresql_where=_OPEN_WORKSPACE,
+    )
+    op.create_index(
+        "ix_workspaces_expiry",
+        "workspaces",
+        ["expires_at"],
+        sqlite_where=_EXPIRES,
+        postgresql_where=_EXPIRES,
+    )
+    op.create_index(
+        "ix_workspaces_ended",
+        "workspaces",
+        ["ended_at", "id"],
+        sqlite_where=_ENDED,
+        postgresql_where=_ENDED,
     )
     op.create_index(
         "ux_workspaces_idempotency_key",
@@ -83,6 +103,7 @@ def upgrade() -> None:
         sa.Column("epoch", sa.BigInteger, nullable=False),
         sa.Column("last_seq", sa.BigInteger, nullable=False),
         sa.Column("claim", ascii_text),
+        sa.Column("removal", sa.Integer, nullable=False),
         sa.Column("idempotency_key", ascii_text),
         sa.Column("request_digest", sa.LargeBinary),
         sa.Column("metadata", sa.LargeBinary, nullable=False),
@@ -98,6 +119,13 @@ def upgrade() -> None:
         ["id"],
         sqlite_where=_UNFINISHED_BATCH,
         postgresql_where=_UNFINISHED_BATCH,
+    )
+    op.create_index(
+        "ix_batches_removal",
+        "batches",
+        ["removal", "finished_at"],
+        sqlite_where=_FINISHED,
+        postgresql_where=_FINISHED,
     )
     op.create_index(
         "ux_batches_idempotency_key",
@@ -194,15 +222,55 @@ def upgrade() -> None:
         "api_keys",
         sa.Column("id", ascii_text, nullable=False),
         sa.Column("name", sa.LargeBinary, nullable=False),
+        sa.Column("owner", ascii_text, nullable=False),
         sa.Column("token_hash", sa.LargeBinary, nullable=False),
         sa.Column("scopes", sa.LargeBinary, nullable=False),
         sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("created_by", ascii_text, nullable=False),
+        sa.Column("expires_at", sa.BigInteger),
+        sa.Column("revoked_at", sa.BigInteger),
         sa.PrimaryKeyConstraint("id", name="pk_api_keys"),
         sqlite_with_rowid=False,
     )
     op.create_index("ux_api_keys_token_hash", "api_keys", ["token_hash"], unique=True)
 
+    op.create_table(
+        "secrets",
+        sa.Column("name", ascii_text, nullable=False),
+        sa.Column("value", sa.LargeBinary, nullable=False),
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.PrimaryKeyConstraint("name", name="pk_secrets"),
+        sqlite_with_rowid=False,
+    )
+
+    op.create_table(
+        "audit_events",
+        sa.Column("id", ascii_text, nullable=False),
+        sa.Column("at", sa.BigInteger, nullable=False),
+        sa.Column("action", ascii_text, nullable=False),
+        sa.Column("actor", ascii_text, nullable=False),
+        sa.Column("owner", ascii_text, nullable=False),
+        sa.Column("target", ascii_text),
+        sa.Column("request_id", ascii_text),
+        sa.Column("details", sa.LargeBinary, nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_audit_events"),
+        sqlite_with_rowid=False,
+    )
+    op.create_index("ix_audit_events_actor", "audit_events", ["actor", "id"])
+    targeted, rare = sa.text("target IS NOT NULL"), sa.text("action <> 'batch.submitted'")
+    op.create_index(
+        "ix_audit_events_target",
+        "audit_events",
+        ["target", "id"],
+        sqlite_where=targeted,
+        postgresql_where=targeted,
+    )
+    op.create_index(
+        "ix_audit_events_action", "audit_events", ["action", "id"], sqlite_where=rare, postgresql_where=rare
+    )
+
 
 def downgrade() -> None:
-    for table in ("api_keys", "call_output", "events", "large_arguments", "calls", "batches", "workspaces"):
+    tables = ("audit_events", "secrets", "api_keys", "call_output", "events", "large_arguments", "calls")
+    for table in (*tables, "batches", "workspaces"):
         op.drop_table(table)

@@ -4,6 +4,7 @@ import httpx2
 import pytest
 
 from app.main import create_key
+from app.services.keys import KeyRequest
 from tests.api.problems import assert_problem
 from tests.support.server import KEY, ServerThread
 
@@ -33,18 +34,18 @@ def test_the_scheme_is_read_whatever_its_case(server: ServerThread, scheme: str)
 
 
 def test_a_key_made_while_the_service_runs_works_at_once(server: ServerThread) -> None:
-    token = create_key(server.settings, "late")
+    token = create_key(server.settings, KeyRequest("late"))
     with server.client(key="wrong") as client:
         assert client.get("/v1/workspaces").status_code == 401
     with server.client(key=token) as client:
         made = client.post("/v1/workspaces", json={})
         assert made.status_code == 201
-    with server.client() as client:  # one owner for now: every key sees everything
+    with server.client() as client:  # an operator sees every owner's things
         assert client.get(made.headers["location"]).status_code == 200
 
 
 def test_a_made_key_is_stored_as_a_hash_alone(server: ServerThread) -> None:
-    token = create_key(server.settings, "hashed")
+    token = create_key(server.settings, KeyRequest("hashed"))
     for file in server.settings.data_dir.glob("toolcrib.db*"):
         assert token.encode() not in file.read_bytes()
         assert token.removeprefix("toolcrib_").encode() not in file.read_bytes()

@@ -5,7 +5,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from app.api.routes.calls import _milliseconds
+from app.api import times
 from tests.api.problems import assert_problem
 
 BOTH = "printf out1; sleep 0.05; printf err1 >&2; sleep 0.05; printf '\\377out2'"
@@ -85,7 +85,7 @@ def test_the_record_is_queried_by_time(
     ],
 )
 def test_a_time_is_rfc_3339(text: str, milliseconds: int) -> None:
-    assert _milliseconds(text) == milliseconds
+    assert times.milliseconds(text) == milliseconds
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ import pytest
 from tests.api.problems import assert_problem
 from tests.support.raw_http import RawConnection
 from tests.support.server import KEY, ServerProcess, ServerThread, eventually
+from tests.support.users import as_account
 
 Make = Callable[..., dict[str, Any]]
 DRAFT = b"status: draft"
@@ -418,7 +419,8 @@ def test_a_device_is_refused_at_once(client: httpx2.Client, files: str, root: Pa
 def test_a_link_inside_is_read_and_written_through_and_removed_itself(
     client: httpx2.Client, files: str, root: Path
 ) -> None:
-    (root / "d").mkdir()
+    with as_account():
+        (root / "d").mkdir()
     (root / "link").symlink_to("task.txt")
     (root / "absolute").symlink_to(root / "task.txt")
     (root / "dir").symlink_to("d")
@@ -446,11 +448,12 @@ def test_a_link_inside_is_read_and_written_through_and_removed_itself(
 
 
 def test_a_directory_goes_with_all_that_is_in_it_when_asked(client: httpx2.Client, files: str, root: Path) -> None:
-    (root / "outside").symlink_to("/etc")
-    (root / "d/e").mkdir(parents=True)
-    (root / "d/e/f").write_bytes(b"x")
-    (root / "d/link").symlink_to("/etc")
-    os.mkfifo(root / "d/pipe")
+    with as_account():
+        (root / "outside").symlink_to("/etc")
+        (root / "d/e").mkdir(parents=True)
+        (root / "d/e/f").write_bytes(b"x")
+        (root / "d/link").symlink_to("/etc")
+        os.mkfifo(root / "d/pipe")
     assert "recursive=true" in assert_problem(client.delete(f"{files}/d"), "conflict")["detail"]
     assert client.delete(f"{files}/d/", params={"recursive": "true"}).status_code == 204
     assert not (root / "d").exists()
@@ -1134,12 +1137,13 @@ def test_a_tree_of_what_is_no_directory(client: httpx2.Client, workspace: dict[s
 
 def test_a_tree_5000_deep_is_listed_as_far_as_paths_can_be_used(client: httpx2.Client, make_workspace: Make) -> None:
     made = make_workspace()
-    here = os.open(made["root"], os.O_RDONLY)
-    for _ in range(5_000):
-        os.mkdir("d", dir_fd=here)
-        deeper = os.open("d", os.O_RDONLY, dir_fd=here)
-        os.close(here)
-        here = deeper
+    with as_account():
+        here = os.open(made["root"], os.O_RDONLY)
+        for _ in range(5_000):
+            os.mkdir("d", dir_fd=here)
+            deeper = os.open("d", os.O_RDONLY, dir_fd=here)
+            os.close(here)
+            here = deeper
     os.close(here)
     found: list[dict[str, Any]] = []
     cursor: dict[str, str] = {}

@@ -111,6 +111,19 @@ def test_a_post_that_asks_for_no_stream_gets_none(client: httpx2.Client, batches
         assert (response.status_code, response.headers["content-type"]) == (202, "application/json")
 
 
+def test_a_stream_in_which_nothing_happens_shows_that_it_lives(
+    client: httpx2.Client, batches: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.api.event_stream.PING_SECONDS", 0.05)
+    path = client.post(batches, json={"calls": [{"name": "bash", "arguments": {"command": "sleep 60"}}]}).headers[
+        "location"
+    ]
+    for headers, sign in ((LINES, ""), ({}, ": ping")):
+        with client.stream("GET", f"{path}/events", headers=headers) as response:
+            assert sign in response.iter_lines()
+    client.post(f"{path}/cancel")
+
+
 # -- calls ------------------------------------------------------------------------------------------------------------
 
 

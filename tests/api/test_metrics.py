@@ -6,10 +6,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from app.domain.clock import now_ms
-from app.domain.ids import new_id
-from app.services.keys import hash_token
-from app.storage.base import ApiKey, CreateKey
+from app.domain.audit import SERVICE
+from app.services.keys import KeyRequest
 from app.telemetry.metrics import Metrics
 from app.tools.registry import all_tool_names
 from tests.api.problems import assert_problem
@@ -23,9 +21,8 @@ TOOLS = {*all_tool_names, "other"}
 def test_it_needs_a_key_with_the_scope_admin(server: ServerThread, client: httpx2.Client) -> None:
     with server.client(None) as stranger:
         assert_problem(stranger.get("/metrics"), "unauthorized")
-    token = "toolcrib_not-for-operators"
-    key = ApiKey(new_id("key"), "", hash_token(token), ("read", "write", "exec"), now_ms())
-    server.call(server.services.keys._records.write(CreateKey(key)))
+    asked = KeyRequest("not for operators", ("read", "write", "exec"))
+    _, token = server.call(server.services.keys.create(asked, by=SERVICE))
     with server.client(token) as caller:
         document = assert_problem(caller.get("/metrics"), "forbidden")
         assert "admin" in document["detail"]

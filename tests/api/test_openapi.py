@@ -8,8 +8,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from app.api.errors import KINDS
+from app.domain.events import EventType
 from app.main import create_app
 from app.settings import Settings
+from tests.support.server import ServerThread, event_stream
 
 SNAPSHOT = Path(__file__).parent / "snapshots" / "openapi.json"
 METHODS = {"get", "head", "post", "patch", "delete", "put"}
@@ -54,7 +56,7 @@ def test_what_needs_a_key_says_so(document: dict[str, Any]) -> None:
     for path, _, operation in operations(document):
         assert ("security" in operation) is (path.startswith("/v1/") or path == "/metrics"), path
         if "security" in operation:
-            assert {"401", "403", "422", "503"} <= set(operation["responses"])
+            assert {"401", "403", "422", "429", "503"} <= set(operation["responses"])
 
 
 def test_every_error_is_a_problem_and_fastapis_own_shape_is_nowhere(document: dict[str, Any]) -> None:
@@ -81,3 +83,64 @@ def test_every_reference_leads_somewhere_and_every_schema_is_one(document: dict[
     assert references(document) == {f"#/components/schemas/{name}" for name in schemas}
     for schema in schemas.values():
         Draft202012Validator.check_schema(schema)
+
+
+def test_every_json_body_has_examples_and_they_fit(document: dict[str, Any]) -> None:
+    found = 0
+    for path, method, operation in operations(document):
+        media = operation.get("requestBody", {}).get("content", {}).get("application/json")
+        if media is None:
+            continue
+        found += 1
+        assert media.get("examples"), (method, path)
+        schema = {**media["schema"], "components": document["components"]}
+        for example in media["examples"].values():
+            Draft202012Validator(schema).validate(example["value"])
+    assert found >= 4
+
+
+@pytest.mark.parametrize("updates", ["delta", "snapshot"])
+def test_every_event_fits_the_schema_of_its_type(document: dict[str, Any], tmp_path: Path, updates: str) -> None:
+    calls = [
+        {"name": "read", "arguments": {"path": "x" * 9000}},
+        {"name": "bash", "arguments": {"command": "head -c 4000 /dev/zero | tr '\\0' x"}},
+        {"name": "edit", "arguments": {"path": "a.txt", "edits": [{"oldText": "a", "newText": "b"}]}},
+    ]
+    options = {"bash": {"captureBytes": 1000}, "edit": {"multipleMatches": "first"}}
+    with ServerThread(tmp_path / "data") as server, server.client() as client:
+        made = client.post("/v1/workspaces", json={"options": options, "files": {"a.txt": "a a"}})
+        path = f"/v1/workspaces/{made.json()['id']}/batches?updates={updates}"
+        with event_stream(client, "POST", path, json={"calls": calls}) as (_, stream):
+            events = list(stream)
+    schemas = document["components"]["schemas"]
+    kinds = set()
+    for event in events:
+        [name] = [
+            name
+            for name, schema in schemas.items()
+            if schema.get("properties", {}).get("type", {}).get("const") == event.type
+            and schema["properties"].get("kind", {}).get("const") == event.data.get("kind")
+        ]
+        # Closed for this test, so that a member without a line in the schema is found.
+        schema = {**schemas[name], "additionalProperties": False, "components": document["components"]}
+        Draft202012Validator(schema).validate(event.data)
+        kinds.add(name)
+    assert kinds == {
+        "BatchStartEvent",
+        "ToolExecutionStartEvent",
+        {"delta": "DeltaEvent", "snapshot": "SnapshotEvent"}[updates],
+        "PartialEvent",
+        "OutputGapEvent",
+        "ToolExecutionEndEvent",
+        "BatchEndEvent",
+    }
+
+
+def test_every_type_of_event_has_a_schema(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    types = {
+        schemas[reference["$ref"].rpartition("/")[2]]["properties"]["type"]["const"]
+        for reference in schemas["EventDataBody"]["anyOf"]
+    }
+    assert types == set(EventType)
+    assert schemas["EventBody"]["properties"]["data"]["contentSchema"] == {"$ref": "#/components/schemas/EventDataBody"}

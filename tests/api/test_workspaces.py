@@ -11,8 +11,11 @@ import pytest
 
 from app.domain.ids import is_id
 from app.domain.workspace import WorkspaceOptions
+from app.services.workspaces import WorkspaceService
+from app.storage.base import UpdateWorkspace
 from tests.api.problems import assert_problem
 from tests.support.server import ServerThread, eventually
+from tests.support.users import as_account, give
 
 Make = Callable[..., dict[str, Any]]
 ONE_CALL = {"calls": [{"name": "read", "arguments": {"path": "task.txt"}}]}
@@ -125,6 +128,7 @@ def test_an_existing_directory_is_adopted_and_never_removed(client: httpx2.Clien
     root = adoptable / "project"
     root.mkdir()
     (root / "task.txt").write_text("mine")
+    give(root)
     made = client.post("/v1/workspaces", json={"root": str(root), "files": {"new/file.txt": "yours"}}).json()
     assert (made["root"], made["managed"]) == (str(root), False)
     assert (root / "new/file.txt").read_text() == "yours"
@@ -139,6 +143,7 @@ def test_an_existing_directory_is_adopted_and_never_removed(client: httpx2.Clien
 def test_a_link_is_adopted_as_the_directory_it_points_to(client: httpx2.Client, adoptable: Path) -> None:
     (adoptable / "real").mkdir()
     (adoptable / "link").symlink_to("real")
+    give(adoptable / "real")
     response = client.post("/v1/workspaces", json={"root": str(adoptable / "link")})
     assert response.json()["root"] == str(adoptable / "real")
 
@@ -166,6 +171,7 @@ def test_a_root_equal_to_inside_or_around_anothers_is_a_conflict(
 ) -> None:
     base = adoptable / f"overlap-{place.strip('.') or len(place)}"
     (base / "taken" / "inner").mkdir(parents=True)
+    give(base)
     assert client.post("/v1/workspaces", json={"root": str(base / "taken")}).status_code == 201
     response = client.post("/v1/workspaces", json={"root": str(base / "taken" / place), "files": {"sub/x": "1"}})
     document = assert_problem(response, "conflict")
@@ -186,6 +192,7 @@ def test_files_never_replace_what_an_adopted_directory_holds(client: httpx2.Clie
     root = adoptable / "kept"
     root.mkdir()
     (root / "b.txt").write_text("mine")
+    give(root)
     body = {"root": str(root), "files": {"a/x/a.txt": "new", "b.txt": "yours", "c.txt": "new"}}
     document = assert_problem(client.post("/v1/workspaces", json=body), "conflict")
     assert document["errors"][0]["pointer"] == "#/files/b.txt"
@@ -287,14 +294,16 @@ def test_a_deep_tree_without_permissions_is_removed(
     client: httpx2.Client, server: ServerThread, make_workspace: Make, tmp_path: Path
 ) -> None:
     made = make_workspace(files={"outside.txt": "x"})
-    fd = os.open(made["root"], os.O_RDONLY)
-    for _ in range(1500):
-        os.mkdir("d", dir_fd=fd)
-        deeper = os.open("d", os.O_RDONLY, dir_fd=fd)
-        os.close(fd)
-        fd = deeper
-    os.symlink(tmp_path, "link", dir_fd=fd)
-    os.fchmod(fd, 0)
+    with as_account():
+        fd = os.open(made["root"], os.O_RDONLY)
+        for _ in range(1500):
+            os.mkdir("d", dir_fd=fd)
+            deeper = os.open("d", os.O_RDONLY, dir_fd=fd)
+            os.close(fd)
+            fd = deeper
+        os.symlink(tmp_path, "link", dir_fd=fd)
+        os.fchmod(fd, 0)
+        Path(made["root"]).chmod(0)
     os.close(fd)
     (tmp_path / "kept").write_text("")
     assert client.delete(f"/v1/workspaces/{made['id']}").status_code == 204
@@ -310,6 +319,46 @@ def test_a_workspace_whose_time_has_come_expires_by_itself(client: httpx2.Client
     assert_problem(client.post(f"{path}/batches", json=ONE_CALL), "workspace_gone")
     assert client.delete(path).status_code == 204
     assert client.get(path).json()["status"] == "expired"
+
+
+def test_what_runs_at_the_end_of_a_workspace_is_cancelled_and_answered(
+    client: httpx2.Client, server: ServerThread, make_workspace: Make
+) -> None:
+    made = make_workspace(ttlSeconds=2)
+    path = f"/v1/workspaces/{made['id']}"
+    calls = [
+        {"name": "bash", "arguments": {"command": "echo up; sleep 60"}},
+        {"name": "bash", "arguments": {"command": ":"}},
+    ]
+    # Use does not give a workspace more time.
+    batch = client.post(f"{path}/batches", json={"calls": calls}, params={"wait": "20"}).json()
+    assert (batch["status"], [call["status"] for call in batch["calls"]]) == ("cancelled", ["cancelled"] * 2)
+    assert all(call["result"]["isError"] for call in batch["calls"])
+    eventually(lambda: client.get(path).json()["status"] == "expired")
+    assert client.get(path).json()["expiresAt"] == made["expiresAt"]
+    assert not Path(made["root"]).exists()
+    eventually(lambda: not list((server.settings.data_dir / "trash").iterdir()))
+    for response in (
+        client.get(f"{path}/files/x"),
+        client.patch(path, json={"ttlSeconds": None}),
+        client.post(f"{path}/tools/bash", json={"command": ":"}),
+    ):
+        assert_problem(response, "workspace_gone")
+    assert client.get(f"/v1/batches/{batch['id']}").json() == batch
+
+
+def test_a_workspace_that_another_process_left_expires_too(
+    client: httpx2.Client, server: ServerThread, make_workspace: Make
+) -> None:
+    made = make_workspace(ttlSeconds=3600)
+    service = server.services.workspaces
+    server.call(service._records.write(UpdateWorkspace(made["id"], expires_at=1)))
+    server.call(_wake(service))
+    eventually(lambda: client.get(f"/v1/workspaces/{made['id']}").json()["status"] == "expired")
+
+
+async def _wake(service: WorkspaceService) -> None:
+    service._wake.set()
 
 
 def test_more_time_keeps_a_workspace(client: httpx2.Client, make_workspace: Make) -> None:

@@ -12,7 +12,20 @@ from bench.report import Figure, table
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", ["single-read", "batches", "first-delta", "large-file", "files", "sandbox"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "single-read",
+        "batches",
+        "first-delta",
+        "large-file",
+        "files",
+        "sandbox",
+        "records",
+        "slow-reader",
+        "subscribers",
+    ],
+)
 def test_a_bench_measures_beside_its_floor_and_leaves_nothing_behind(name: str, tmp_path: Path):
     answer = subprocess.run(
         [sys.executable, "-m", "bench", "--quick", "--only", name, "--results", str(tmp_path)],

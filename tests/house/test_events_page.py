@@ -21,8 +21,7 @@ def members(title: str) -> set[str]:
 
 
 def test_every_type_of_event_has_a_part_of_its_own():
-    assert re.findall(r"^## (\w+_\w+)$", PAGE, re.MULTILINE) != []
-    assert set(re.findall(r"^## (\w+_\w+)$", PAGE, re.MULTILINE)) == set(EventType)
+    assert set(re.findall(r"^## ([a-z_]+)$", PAGE, re.MULTILINE)) == set(EventType)
 
 
 def test_the_members_of_all_events_stand_at_the_top():
@@ -44,7 +43,7 @@ def test_what_a_stream_carries_stands_on_the_page(updates: str, tmp_path: Path):
         path = f"/v1/workspaces/{made.json()['id']}/batches?updates={updates}"
         with event_stream(client, "POST", path, json={"calls": calls}) as (_, stream):
             events = list(stream)
-    assert {event.type for event in events} == set(EventType)
+    assert {event.type for event in events} == set(EventType) - {EventType.RESYNC}
     assert [(event.type, sorted(unexplained(event))) for event in events if unexplained(event)] == []
     carried = {member for event in events for member in event.data}
     assert {"argsTruncated", "argsUrl", "resultTruncated", "resultUrl"} <= carried

@@ -21,6 +21,12 @@ only_root_sees_the_warden = pytest.mark.skipif(
 )
 
 
+def link_of(sandbox: LocalSandbox) -> Any:
+    """Return a sandbox's end of its one warden."""
+    (link,) = sandbox._links.values()
+    return link
+
+
 @dataclass
 class Ran:
     outcome: CommandOutcome

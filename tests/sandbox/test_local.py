@@ -16,7 +16,7 @@ from app.errors import ErrorCode, ToolError
 from app.sandbox.base import ProcessSpec
 from app.sandbox.local import LocalSandbox
 from app.sandbox.process import run_command
-from tests.sandbox.conftest import Run, only_root_sees_the_warden
+from tests.sandbox.conftest import Run, link_of, only_root_sees_the_warden
 from tests.support.processes import descriptors, eventually, living
 
 pytestmark = pytest.mark.anyio
@@ -143,8 +143,7 @@ async def test_without_descriptors_a_start_fails_clean_and_later_ones_succeed(ru
 @pytest.mark.parametrize("number", range(3))
 async def test_a_warden_without_descriptors_says_so_and_goes_on(run: Run, sandbox: LocalSandbox, number: int) -> None:
     await run("true")
-    assert sandbox._link is not None
-    pid = sandbox._link._process.pid
+    pid = link_of(sandbox)._process.pid
     theirs = descriptors(pid)
     limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     free = [fd for fd in range(100) if fd not in theirs]

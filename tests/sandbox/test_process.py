@@ -16,7 +16,7 @@ from app.errors import ToolError
 from app.sandbox.base import ProcessSpec
 from app.sandbox.local import LocalSandbox
 from app.sandbox.process import CommandOutcome, run_command
-from tests.sandbox.conftest import Ran, Run, only_root_sees_the_warden
+from tests.sandbox.conftest import Ran, Run, link_of, only_root_sees_the_warden
 from tests.support.processes import children, descriptors, living, until
 from tests.support.sandbox_tiers import in_every_tier
 
@@ -190,8 +190,7 @@ async def test_a_command_that_exited_before_the_abort_reached_it_has_its_real_re
     signal, up = AbortSignal(), asyncio.Event()
     running = asyncio.ensure_future(run("echo up; sleep 0.1; exit 5", signal=signal, on_output=lambda _s, _d: up.set()))
     await up.wait()
-    assert sandbox._link is not None
-    pid = sandbox._link._process.pid
+    pid = link_of(sandbox)._process.pid
     (command,) = children(pid)
     os.kill(pid, signals.SIGSTOP)
     try:
@@ -329,20 +328,18 @@ async def test_a_cancelled_caller_leaves_no_process_and_no_descriptor(run: Run) 
 @in_every_tier
 async def test_many_commands_leak_neither_descriptors_nor_zombies(run: Run, sandbox: LocalSandbox) -> None:
     await run("true")
-    assert sandbox._link is not None
     before = descriptors()
     for _ in range(25):
         await asyncio.gather(*(run("(sleep 0.001 &); echo x; exit 1") for _ in range(8)))
     assert descriptors() == before
-    assert children(sandbox._link._process.pid) == {}
+    assert children(link_of(sandbox)._process.pid) == {}
 
 
 @in_every_tier
 @only_root_sees_the_warden
 async def test_many_commands_leave_no_descriptor_open_in_the_warden(run: Run, sandbox: LocalSandbox) -> None:
     await run("true")
-    assert sandbox._link is not None
-    pid = sandbox._link._process.pid
+    pid = link_of(sandbox)._process.pid
     before = descriptors(pid)
     for _ in range(5):
         await asyncio.gather(*(run("exit 1") for _ in range(8)))

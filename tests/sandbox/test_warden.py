@@ -17,7 +17,7 @@ from app.errors import ErrorCode, ToolError
 from app.sandbox import warden
 from app.sandbox.base import ExitStatus, ProcessSpec, Tier
 from app.sandbox.local import LocalSandbox
-from tests.sandbox.conftest import Ran, Run, only_root_sees_the_warden
+from tests.sandbox.conftest import Ran, Run, link_of, only_root_sees_the_warden
 from tests.support import awkward_descendants
 from tests.support.processes import children, descriptors, eventually, living, until
 from tests.support.sandbox_tiers import TIERS, in_every_tier, require_tier
@@ -230,8 +230,7 @@ async def test_a_command_that_exited_before_it_was_told_to_end_has_ended_by_itse
     sandbox: LocalSandbox, spec: Callable[[str], ProcessSpec]
 ) -> None:
     handle = await sandbox.start(spec("sleep 0.1; exit 5"))
-    assert sandbox._link is not None
-    pid = sandbox._link._process.pid
+    pid = link_of(sandbox)._process.pid
     os.kill(pid, signals.SIGSTOP)
     try:
         await until(lambda: children(pid).get(handle.pid) == "Z")
@@ -253,17 +252,15 @@ async def test_a_start_that_is_cancelled_has_ended_its_command(
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    assert sandbox._link is not None
-    assert sandbox._link._commands == {}
-    assert children(sandbox._link._process.pid) == {}
+    assert link_of(sandbox)._commands == {}
+    assert children(link_of(sandbox)._process.pid) == {}
     assert descriptors() == before
 
 
 @only_root_sees_the_warden
 async def test_the_warden_holds_no_workspace(run: Run, sandbox: LocalSandbox) -> None:
     await run("true")
-    assert sandbox._link is not None
-    assert str(Path(f"/proc/{sandbox._link._process.pid}/cwd").readlink()) == "/"  # noqa: ASYNC240 - /proc
+    assert str(Path(f"/proc/{link_of(sandbox)._process.pid}/cwd").readlink()) == "/"  # noqa: ASYNC240 - /proc
 
 
 @in_every_tier
@@ -281,8 +278,7 @@ async def test_orphans_of_running_commands_are_reaped(run: Run, sandbox: LocalSa
         '[ "$parent" = $PPID ] && [ "$state" = Z ] && echo zombie; done 2>/dev/null; :'
     )
     assert ran.text() == ""
-    assert sandbox._link is not None
-    assert children(sandbox._link._process.pid) == {}
+    assert children(link_of(sandbox)._process.pid) == {}
 
 
 @in_every_tier
@@ -292,8 +288,7 @@ async def test_a_closed_sandbox_leaves_nothing_and_starts_nothing(
     mark = new_mark()
     running = asyncio.ensure_future(run(awkward(mark, "sleep")))
     await until(lambda: up(tmp_path) == len(KINDS))
-    assert sandbox._link is not None
-    pid = sandbox._link._process.pid
+    pid = link_of(sandbox)._process.pid
     await sandbox.close()
     with pytest.raises(ToolError) as error:
         await running

@@ -14,8 +14,9 @@ from app.domain.batch import BatchStatus
 from app.domain.idempotency import IdempotencyKey
 from app.domain.tool_call import ToolResult
 from app.domain.workspace import WorkspaceOptions
-from app.errors import Conflict, IdempotencyKeyReused, NoSpace, Overloaded, WorkspaceGone
+from app.errors import Conflict, IdempotencyKeyReused, NoSpace, Overloaded, TooManyBatches, WorkspaceGone
 from app.events.log import EventLog
+from app.execution.backends.admission import Admission
 from app.execution.backends.local import LocalBackend
 from app.execution.finalizer import Finalizer
 from app.execution.runner import BatchRunner
@@ -31,6 +32,7 @@ from app.storage.sql.storage import SqlStorage
 from tests.support.calls import ScriptedTool, answer
 from tests.support.faulty_storage import FaultyStorage, Gate, fails, loses_reply
 from tests.support.records import make_workspace
+from tests.support.users import ACCOUNT, give
 
 pytestmark = pytest.mark.anyio
 
@@ -67,7 +69,7 @@ class Process:
 
 
 @asynccontextmanager
-async def process(storage: Storage, data_dir: Path) -> AsyncIterator[Process]:
+async def process(storage: Storage, data_dir: Path, admission: Admission | None = None) -> AsyncIterator[Process]:
     ran: list[str] = []
 
     async def note(args: dict[str, Any], _signal: AbortSignal, _update: Any) -> ToolResult:
@@ -87,10 +89,10 @@ async def process(storage: Storage, data_dir: Path) -> AsyncIterator[Process]:
         hooks=HookChain([]),
         tools=lambda _workspace, _url: {"note": ScriptedTool("note", note)},
     )
-    backend = LocalBackend(runner)
+    backend = LocalBackend(runner, admission=admission)
     backends.append(backend)
     batches = BatchService(storage=storage, reads=reads, records=records, log=log, backend=backend)
-    roots = WorkspaceRoots(data_dir, (data_dir.parent / "adoptable",))
+    roots = WorkspaceRoots(data_dir, (data_dir.parent / "adoptable",), account=ACCOUNT)
     await asyncio.to_thread(roots.make_directories)
     workspaces = WorkspaceService(
         storage=storage, reads=reads, records=records, files=files, batches=batches, roots=roots
@@ -109,6 +111,7 @@ async def process(storage: Storage, data_dir: Path) -> AsyncIterator[Process]:
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
     (tmp_path / "adoptable").mkdir()
+    give(tmp_path / "adoptable")
     return tmp_path / "data"
 
 
@@ -122,6 +125,25 @@ def roots(data_dir: Path) -> list[str]:
 
 
 # -- batches ----------------------------------------------------------------------------------------------------------
+
+
+async def test_where_there_is_room_for_one_batch_the_same_request_sent_many_times_at_once_gets_it(
+    faulty: FaultyStorage, data_dir: Path
+) -> None:
+    async with process(faulty, data_dir, Admission(batches=1)) as service:
+        workspace = (await service.create(None)).workspace
+        gate = Gate()
+        faulty.faults.append(gate)
+        sent = [asyncio.ensure_future(service.submit(workspace.id)) for _ in range(20)]
+        await asyncio.to_thread(gate.reached.wait, WAIT_SECONDS)
+        with pytest.raises(TooManyBatches):
+            await service.submit(workspace.id, None)
+        gate.open.set()
+        done = await asyncio.gather(*sent)
+        assert len({submitted.batch.id for submitted in done}) == 1
+        assert [submitted.attached for submitted in done].count(False) == 1
+        await service.batches.get(done[0].batch.id, owner=None, wait=10)
+        assert service.ran == ["a"]
 
 
 async def test_a_hundred_submits_at_once_make_one_batch_that_runs_once(storage: SqlStorage, data_dir: Path) -> None:

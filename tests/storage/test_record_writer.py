@@ -99,7 +99,7 @@ async def test_writes_that_gather_during_a_commit_share_the_next_one(
 ) -> None:
     gate = Gate()
     faulty.faults.append(gate)
-    async with running(faulty, group_limit=50, capacity=60) as writer:
+    async with running(faulty, group_limit=50, capacity_rows=120) as writer:
         futures = [writer.submit(submit(make_batch(workspace.id)))]
         await reached(gate)
         futures += [writer.submit(submit(make_batch(workspace.id))) for _ in range(58)]
@@ -111,6 +111,25 @@ async def test_writes_that_gather_during_a_commit_share_the_next_one(
         assert await outcomes(futures) == [APPLIED] * 60
         assert [len(group) for group in faulty.groups] == [1, 50, 9]
         assert (writer.depth, writer.overloaded) == (0, False)
+
+
+async def test_new_work_is_refused_when_few_writes_hold_many_bytes(faulty: FaultyStorage, workspace: Workspace) -> None:
+    gate = Gate()
+    faulty.faults.append(gate)
+    async with running(faulty, capacity_bytes=100_000) as writer:
+        before = writer.weight
+        futures = []
+        for size in (60_000, 30_000, 30_000):
+            assert not writer.overloaded
+            made = make_batch(workspace.id)
+            call = replace(made.calls[0], arguments=b"x" * size)
+            futures.append(writer.submit(submit(replace(made, calls=(call, *made.calls[1:])))))
+        assert writer.overloaded
+        assert writer.weight.rows == 3 * (1 + len(made.calls))
+        await reached(gate)
+        gate.open.set()
+        assert await outcomes(futures) == [APPLIED] * 3
+        assert (writer.overloaded, writer.weight) == (False, before)
 
 
 async def test_each_commit_is_told_once_before_its_futures_and_in_order(

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from app.domain import json_codec
+from app.domain.audit import SERVICE, AuditAction, audit
 from app.domain.batch import Batch, BatchStatus, Summary
 from app.domain.events import EventType, OutputRow
 from app.domain.ids import new_id
@@ -21,8 +22,10 @@ from app.storage.base import (
     CreateKey,
     CreateWorkspace,
     DataError,
+    Page,
     Refused,
     RequestCancel,
+    RevokeKey,
     SetWorkspaceStatus,
     SubmitBatch,
     UpdateWorkspace,
@@ -66,6 +69,8 @@ def test_workspace_comes_back_as_it_was_stored(storage: SqlStorage) -> None:
         root="/srv/w\udcff",
         root_device=2**64 - 1,
         root_inode=2**63,
+        root_uid=2**32 - 2,
+        root_gid=2**32 - 2,
         managed=False,
         trusted=False,
         options=options,
@@ -459,10 +464,11 @@ def test_group_applied_again_after_its_reply_was_lost_changes_nothing(storage: S
     workspace = make_workspace()
     batch = make_batch(workspace.id, calls=2)
     output = OutputRow(4, 0, batch.calls[0].id, "stdout", 0, 0, b"out")
-    key = ApiKey(new_id("key"), "k", b"h" * 32, ("read",), 1)
+    key = ApiKey(new_id("key"), "k", "owner", b"h" * 32, ("read",), 1, "env")
     group: list[Write] = [
         CreateWorkspace(workspace),
         CreateKey(key),
+        RevokeKey(key.id, 2),
         UpdateWorkspace(workspace.id, name="n"),
         submit(batch),
         starts(batch),
@@ -477,7 +483,7 @@ def test_group_applied_again_after_its_reply_was_lost_changes_nothing(storage: S
 
     again = storage.apply(group)
 
-    assert again == [APPLIED, APPLIED, Refused("gone"), *[APPLIED] * 7]
+    assert again == [APPLIED, APPLIED, APPLIED, Refused("gone"), *[APPLIED] * 7]
     assert (storage.batch(batch.id), storage.events(batch.id, after=0), storage.workspace(workspace.id)) == before
 
 
@@ -502,14 +508,34 @@ def test_group_that_was_stored_in_part_goes_on_where_it_stopped(storage: SqlStor
 
 
 def test_keys_come_back_as_they_were_stored(storage: SqlStorage) -> None:
-    first = ApiKey(new_id("key"), "nul \0", b"\0" * 32, ("read", "write"), 1)
-    second = ApiKey(new_id("key"), "second", b"\1" * 32, ("admin",), 2)
+    first = ApiKey(new_id("key"), "nul \0", "a", b"\0" * 32, ("read", "write"), 1, "env", expires_at=7)
+    second = ApiKey(new_id("key"), "second", "b", b"\1" * 32, ("admin",), 2, first.id)
     assert storage.apply([CreateKey(first), CreateKey(second), CreateKey(first)]) == [APPLIED] * 3
     assert storage.keys() == [first, second]
     with pytest.raises(DataError, match="another key"):
         one(storage, CreateKey(replace(first, token_hash=b"\2" * 32)))
     with pytest.raises(DataError):
         one(storage, CreateKey(replace(first, id=new_id("key"))))
+
+
+def test_a_revoked_key_stays_in_the_list_and_is_none_that_works(storage: SqlStorage) -> None:
+    keys = [ApiKey(new_id("key"), "k", "o", bytes([number]) * 32, ("read",), 1, "env") for number in range(4)]
+    storage.apply([CreateKey(key) for key in keys])
+
+    outcomes = storage.apply([RevokeKey(keys[1].id, 5), RevokeKey(keys[1].id, 6), RevokeKey(new_id("key"), 5)])
+
+    assert outcomes == [APPLIED, APPLIED, Refused("not_found")]
+    assert one(storage, RevokeKey(keys[1].id, 7)) == APPLIED
+    assert storage.keys() == [keys[0], keys[2], keys[3]]
+    revoked = replace(keys[1], revoked_at=5)
+    assert storage.keys_page(before=None, limit=2) == Page((keys[3], keys[2]), keys[2].id)
+    assert storage.keys_page(before=keys[2].id, limit=2) == Page((revoked, keys[0]), None)
+
+
+def test_a_key_made_and_revoked_in_one_group_is_revoked(storage: SqlStorage) -> None:
+    key = ApiKey(new_id("key"), "k", "o", b"h" * 32, ("read",), 1, "env")
+    assert storage.apply([CreateKey(key), RevokeKey(key.id, 9)]) == [APPLIED, APPLIED]
+    assert storage.keys_page(before=None, limit=2) == Page((replace(key, revoked_at=9),), None)
 
 
 def test_rows_are_as_wide_as_their_tables() -> None:
@@ -522,7 +548,9 @@ def test_rows_are_as_wide_as_their_tables() -> None:
         "large_arguments": rows.large_arguments_row(batch.calls[0]),
         "events": rows.event_row(make_event(batch.id, 1)),
         "call_output": rows.output_row(batch.id, OutputRow(1, 0, "c", "stdout", 0, 0, b"x")),
-        "api_keys": rows.key_row(ApiKey("k", "n", b"h", (), 1)),
+        "api_keys": rows.key_row(ApiKey("k", "n", "o", b"h", (), 1, "env")),
+        "secrets": ("n", b"v", 1),
+        "audit_events": rows.audit_row(audit(SERVICE, AuditAction.KEY_CREATED, "k")),
     }
     assert {name: len(row) for name, row in made.items()} == {
         name: len(table.columns) for name, table in metadata.tables.items()

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 
 MARK = sys.argv[1] if len(sys.argv) > 1 else ""  # a test that imports this has other arguments
-LIFETIME = 60.0
+LIFETIME = 300.0
 
 
 def up(kind: str) -> None:

@@ -29,6 +29,8 @@ def workspace(root: str = "/nonexistent", **changes: Any) -> Workspace:
         "root": root,
         "root_device": 0,
         "root_inode": 0,
+        "root_uid": 65_534,
+        "root_gid": 65_534,
         "managed": True,
         "trusted": True,
         "options": WorkspaceOptions(),

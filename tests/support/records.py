@@ -24,6 +24,8 @@ def make_workspace(**fields: Any) -> Workspace:
         root=f"/srv/workspaces/{workspace_id}",
         root_device=2049,
         root_inode=77,
+        root_uid=65_534,
+        root_gid=65_534,
         managed=True,
         trusted=True,
         options=WorkspaceOptions(),

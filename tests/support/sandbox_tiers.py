@@ -1,7 +1,8 @@
 """Sandboxes of each tier for tests, and the table of what a command can do in each.
 
-`python -m tests.support.sandbox_tiers` prints that table as JSON for the user it runs as, one object per tier: attempt
-→ whether it succeeded, or a string that says why there is no such tier.
+`python -m tests.support.sandbox_tiers` prints that table as JSON for the user it runs as, or for the account that a
+service acts as which is root: one object per tier, attempt → whether it succeeded, or a string that says why there is no
+such tier.
 """
 
 # ruff: noqa: T201 - a script too
@@ -10,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -21,12 +23,18 @@ from typing import Any, get_args
 import pytest
 
 from app.domain.abort import AbortSignal
+from app.errors import ToolError
+from app.sandbox.account import Account, may_run
 from app.sandbox.base import ProcessSpec, SandboxReport, Tier
 from app.sandbox.environment import command_environment
 from app.sandbox.local import LocalSandbox
+from app.sandbox.namespace import find_bwrap
 from app.sandbox.process import run_command
+from app.sandbox.programs import provide
+from app.sandbox.ripgrep import installed_ripgrep
 from app.sandbox.selection import SandboxMeans, make_confinement
 from tests.support import sandbox_attempts
+from tests.support.users import ACCOUNT, give
 
 TIERS: tuple[Tier, ...] = get_args(Tier)
 SHARED_MEMORY = "Share System V memory with the machine"
@@ -38,19 +46,38 @@ in_every_tier = pytest.mark.parametrize("sandbox", TIERS, indirect=True)
 in_tiers_that_hold = pytest.mark.parametrize("sandbox", [tier for tier in TIERS if tier != "process"], indirect=True)
 
 
-def make_sandbox(tier: Tier, private: Path) -> LocalSandbox:
+def make_sandbox(tier: Tier, private: Path, account: Account | None = None) -> LocalSandbox:
     """Return a sandbox of a tier; skip the test where the machine does not have what it takes."""
     if tier == "process":
-        return LocalSandbox()
-    made = make_confinement(tier, SandboxMeans(private, READABLE))
+        return LocalSandbox(account=account)
+    made = make_confinement(tier, means_for(private, account))
     if isinstance(made, str):
         pytest.skip(f"no tier {tier} here: {made}")
-    return LocalSandbox(made)
+    return LocalSandbox(made, account=account)
+
+
+def means_for(private: Path, account: Account | None) -> SandboxMeans:
+    """Return what a service makes tiers with, for a private directory whose parent is left alone by commands."""
+    programs = private.with_name(f"{private.name}-programs")
+    bwrap, ripgrep = (
+        None if program is None else Path(provide(program, account, programs))
+        for program in (find_bwrap(None), installed_ripgrep())
+    )
+    return SandboxMeans(private, READABLE, bwrap=bwrap, ripgrep=ripgrep, account=account)
+
+
+def private_below(directory: Path) -> Path:
+    """Make a private directory as a service does; accounts pass through it."""
+    directory.chmod(0o711)
+    private = directory.resolve() / "private"
+    private.mkdir()
+    private.chmod(0o711)
+    return private
 
 
 def require_tier(tier: Tier, private: Path) -> SandboxReport:
-    """Return what a sandbox of a tier reports; skip the test where there is none."""
-    sandbox = make_sandbox(tier, private)
+    """Return what the sandbox of a service reports in a tier; skip the test where there is none."""
+    sandbox = make_sandbox(tier, private, ACCOUNT)
     asyncio.run(sandbox.close())
     return sandbox.report
 
@@ -79,8 +106,13 @@ def _outside(directory: Path) -> Iterator[tuple[dict[str, Any], socket.socket]]:
         for listener in (tcp, unix, abstract):
             listener.listen()
         udp.settimeout(0.2)
+        # All of it is the user's whose commands are tried: nothing but the sandbox shall be in the way.
+        give(directory)
+        how: dict[str, Any] = {}
+        if ACCOUNT is not None:
+            how = {"user": ACCOUNT.uid, "group": ACCOUNT.gid, "extra_groups": []}
         other = stack.enter_context(
-            subprocess.Popen(["/bin/sh", "-c", "read line", name], stdin=subprocess.PIPE, env={"SECRET": name})
+            subprocess.Popen(["/bin/sh", "-c", "read line", name], stdin=subprocess.PIPE, env={"SECRET": name}, **how)
         )
         yield (
             {
@@ -99,16 +131,26 @@ def _outside(directory: Path) -> Iterator[tuple[dict[str, Any], socket.socket]]:
         other.kill()
 
 
+def python_for_commands() -> str:
+    """Return an interpreter that the user can start whose commands are tried."""
+    for candidate in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
+        if Path(candidate).exists() and may_run(candidate, ACCOUNT):
+            return candidate
+    raise RuntimeError("no Python that commands can start")
+
+
 async def attempts_in(sandbox: LocalSandbox, directory: Path) -> dict[str, bool]:
     """Return what a command in a workspace below the directory succeeded with."""
     root, outside = directory / "root", directory / "outside"
     root.mkdir()
     outside.mkdir()
+    script = Path(shutil.copy(sandbox_attempts.__file__, root))  # where the user can read it
+    give(root, outside)
     said = bytearray()
     with _outside(outside) as (facts, datagrams):
         fd = os.open(root, os.O_PATH | os.O_DIRECTORY)
         try:
-            argv = [sys.executable, "-I", "-S", sandbox_attempts.__file__, json.dumps(facts)]
+            argv = [python_for_commands(), "-I", "-S", str(script), json.dumps(facts)]
             outcome = await run_command(
                 sandbox,
                 ProcessSpec(argv, fd, command_environment(str(root), {})),
@@ -135,14 +177,16 @@ async def _table() -> dict[str, dict[str, bool] | str]:
     table: dict[str, dict[str, bool] | str] = {}
     for tier in TIERS:
         with tempfile.TemporaryDirectory() as made:
-            private = Path(os.path.realpath(made))  # noqa: ASYNC240 - nothing else runs on this loop
-            confinement = None if tier == "process" else make_confinement(tier, SandboxMeans(private, READABLE))
+            private = private_below(Path(made))
+            confinement = None if tier == "process" else make_confinement(tier, means_for(private, ACCOUNT))
             if isinstance(confinement, str):
                 table[tier] = confinement
                 continue
-            sandbox = LocalSandbox(confinement)
+            sandbox = LocalSandbox(confinement, account=ACCOUNT)
             try:
                 table[tier] = await attempts_in(sandbox, private)
+            except ToolError as error:
+                table[tier] = error.message
             finally:
                 await sandbox.close()
     return table

@@ -12,7 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from app.sandbox.account import Account, acting_as
+
 NOBODY = 65_534
+ACCOUNT = Account(NOBODY, NOBODY) if os.geteuid() == 0 else None
+"""The account of workspaces that a service makes which is started by these tests; None: the one that runs them."""
 _WAIT_SECONDS = 20
 _SYSTEM_CALLS = {"x86_64": (116, 123, 122), "aarch64": (159, 152, 151)}
 
@@ -44,6 +48,41 @@ def with_file_rights_of_nobody(work: Callable[[], None]) -> None:
     assert not thread.is_alive()
     for problem in problems:
         raise problem
+
+
+def let_others_pass(factory: pytest.TempPathFactory) -> pytest.TempPathFactory:
+    """Let other users pass through the temporary directories of tests that run as root, which pytest keeps to root.
+
+    A service that is root acts as `nobody`, who has to reach what is its own in there.
+    """
+    if os.geteuid() != 0:
+        return factory
+    base = factory.getbasetemp()
+    for directory in (base, *base.parents):
+        if directory.stat().st_uid == 0 and not directory.stat().st_mode & 0o001:
+            directory.chmod(directory.stat().st_mode | 0o011)
+    make = factory.mktemp
+
+    def mktemp(basename: str, numbered: bool = True) -> Path:
+        made = make(basename, numbered)
+        made.chmod(0o711)
+        return made
+
+    factory.mktemp = mktemp  # type: ignore[method-assign]
+    return factory
+
+
+def as_account() -> contextlib.AbstractContextManager[None]:
+    """Do file work in this thread as a command of a workspace would."""
+    return acting_as(ACCOUNT)
+
+
+def give(*paths: Path) -> None:
+    """Give files and directories, and what is in them, to the user that a service which is root acts as."""
+    if os.geteuid() == 0:
+        for path in paths:
+            for entry in (path, *path.rglob("*")):
+                os.chown(entry, NOBODY, NOBODY, follow_symlinks=False)
 
 
 @contextlib.contextmanager

@@ -196,6 +196,7 @@ def test_a_full_disk_under_the_workspace_leaves_the_old_file_and_says_so(tmp_pat
         os.chown(root, 65534, 65534)
         workspace = make(client, root=str(root))
         (root / "ledger.csv").write_text("1,2\\n")
+        os.chown(root / "ledger.csv", 65534, 65534)
         batch = run(client, workspace, ("write", {"path": "ledger.csv", "content": "x" * 3_000_000}))
         assert batch["calls"][0]["error"]["code"] == "no_space", batch
         assert (root / "ledger.csv").read_text() == "1,2\\n"

@@ -63,3 +63,29 @@ def test_control_characters_do_not_reach_a_terminal(capsys: pytest.CaptureFixtur
     assert "\\x1b[2Jread\\x0d\\x07" in written
     assert "héllo" in written
     assert not {"\x1b", "\r", "\x07"} & set(written)
+
+
+@pytest.mark.parametrize("form", ["console", "json"])
+def test_no_line_shows_a_key_or_what_a_url_has_as_token(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, form: LogFormat
+) -> None:
+    configure_logging("info", form)
+    # A server that some other test started without access lines has cut this logger off.
+    access = logging.getLogger("uvicorn.access")
+    monkeypatch.setattr(access, "propagate", True)
+    monkeypatch.setattr(access, "level", logging.INFO)
+    key = "toolcrib_" + "aB3_-" * 8 + "xyz"
+    signed = "toolcrib_url_key_01m8q0td4pfgbabtqvvz3q6jdx.1796069000000." + "aB3_-" * 8 + "xyz"
+    line = '%s - "%s %s HTTP/%s" %d'
+    access.info(line, "::1", "GET", "/v1/x?token=hunter2&after=1", "1.1", 200)
+    access.info(line, "::1", "GET", f"/v1/x?after=1&token={signed}", "1.1", 200)
+    structlog.get_logger("app.x").info("odd", key=key, url=f"/v1/x?token={signed}", text=f"token {signed}, key {key}.")
+    try:
+        raise ValueError(f"no such key: {key}")  # noqa: TRY301 - a traceback to log
+    except ValueError:
+        structlog.get_logger("app.x").exception("failed")
+    written = capsys.readouterr().err
+    for secret in ("hunter2", "aB3_-aB3_-", key, signed):
+        assert secret not in written
+    for kept in ("/v1/x?token=***&after=1", "/v1/x?after=1&token=***", "no such key: ***"):
+        assert kept in written

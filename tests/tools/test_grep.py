@@ -201,6 +201,24 @@ async def test_ignore_rules_hold_and_the_result_says_so(bench: ToolBench) -> Non
     assert "[Left out by ignore rules: 3." in text_of(result)
 
 
+@pytest.mark.parametrize("place", ["", "a/", "a/b/"])
+@pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "endless device"])
+async def test_a_file_of_rules_that_never_ends_holds_no_search_up(bench: ToolBench, place: str, kind: str) -> None:
+    bench.put({"a/b/one.txt": "needle", "a/b/.ignore": "two.txt\n", "a/b/two.txt": "needle", "three.log": "needle"})
+    bench.put({".rgignore": "*.log\n"})
+    name = bench.root / place / ".gitignore"
+    if kind == "pipe":
+        os.mkfifo(name)
+    elif kind == "link to a pipe":
+        os.mkfifo(bench.root / "pipe")
+        name.symlink_to(bench.root / "pipe")
+    else:
+        name.symlink_to("/dev/zero")
+    async with asyncio.timeout(60):
+        result = await bench.call("grep", {"pattern": "needle"})
+    assert [entry["path"] for entry in result.details["entries"]] == ["a/b/one.txt"]
+
+
 async def test_an_include_does_not_bring_ignored_files_back(bench: ToolBench) -> None:
     # To ripgrep a glob given on the command line is stronger than the rules.
     bench.put({".gitignore": "*.min.js\nlib/\n", "a.min.js": "hit\n", "a.js": "hit\n", "lib/b.js": "hit\n"})

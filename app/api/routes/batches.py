@@ -1,5 +1,6 @@
 """Batches: one POST in three modes, reading, following, cancelling, and the one-tool short cut."""
 
+from contextlib import ExitStack
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Path, Query, Request
@@ -13,27 +14,30 @@ from app.api.dependencies import (
     Limit,
     Reader,
     Services,
+    ToolCaller,
+    Viewer,
     Wait,
     WorkspaceId,
-    Writer,
     event_cursor,
     idempotency_key,
     read_json,
     refuse_when_draining,
+    require_tools,
     services_of,
     waiting,
 )
 from app.api.event_stream import EventStream
 from app.api.negotiation import EVENT_STREAM, JSON_LINES, named, stream_form
-from app.api.openapi import Responses, at_every_route, body_of, header, problems, reference
+from app.api.openapi import Responses, at_every_route, body_of, examples_of, header, problems, reference
 from app.api.schemas import BatchBody, BatchListBody, BatchRequestBody, CallBody, EventBody, batch_request
 from app.api.wire import batch_item_json, batch_json, call_json, decode_cursor, json_response, list_response
 from app.domain.batch import BatchStatus
+from app.domain.caller import Caller
 from app.domain.idempotency import IdempotencyKey
 from app.errors import NotFound
 from app.events.log import Updates
 from app.services.batches import BatchRequest, CallRequest, Submitted
-from app.services.keys import Caller
+from app.services.streams import StreamSlot
 
 TOOL_WAIT_SECONDS: Final = 30.0
 
@@ -58,6 +62,9 @@ _MAKES: Final = problems(
     "not_found",
     "invalid_request",
     "idempotency_key_reused",
+    "rate_limited",
+    "too_many_batches",
+    "too_many_streams",
     "overloaded",
     "storage_unavailable",
     "no_space",
@@ -80,7 +87,22 @@ UpdatesParameter = Annotated[
     "is the event stream itself.",
     status_code=202,
     response_model=None,
-    openapi_extra=body_of(BatchRequestBody),
+    openapi_extra=body_of(
+        BatchRequestBody,
+        {
+            "calls": [
+                {"id": "r1", "name": "read", "arguments": {"path": "task.txt"}},
+                {"id": "b1", "name": "bash", "arguments": {"command": "wc -c task.txt"}},
+            ]
+        },
+        {
+            "calls": [{"name": "write", "arguments": {"path": "notes.md", "content": "# Notes\n"}}],
+            "executionMode": "sequential",
+            "onError": "stop",
+            "timeoutMs": 600000,
+            "metadata": {"agent": "a1"},
+        },
+    ),
     responses={
         200: {
             "model": BatchBody,
@@ -99,22 +121,27 @@ UpdatesParameter = Annotated[
 async def create_batch(
     request: Request,
     workspace_id: WorkspaceId,
-    caller: Writer,
+    caller: ToolCaller,
     wait: Wait = None,
     updates: UpdatesParameter = "delta",
     key: IdempotencyHeader = None,
 ) -> Response:
     services = services_of(request)
     refuse_when_draining(services)
-    body = await read_json(request)
-    asked = batch_request(body)
-    idempotency = await idempotency_key(key, "batch", body)
-    submitted = await _submit(services, request, workspace_id, asked, caller, idempotency)
-    batch = submitted.batch
-    headers = _headers(submitted)
     form = named(request, (EVENT_STREAM, JSON_LINES))
-    if form is not None:
-        return _stream(services, submitted, updates, form, headers)
+    with ExitStack() as stack:
+        # Before anything is stored: a batch must not be accepted whose answer is a refusal.
+        slot = stack.enter_context(services.streams.open(caller.key_id)) if form is not None else None
+        body = await read_json(request)
+        asked = batch_request(body)
+        idempotency = await idempotency_key(key, "batch", body)
+        submitted = await _submit(services, request, workspace_id, asked, caller, idempotency)
+        batch = submitted.batch
+        headers = _headers(submitted)
+        if slot is not None and form is not None:
+            slot.follow(batch.id)
+            stack.pop_all()
+            return _stream(services, submitted, updates, form, headers, slot)
     time = waiting(request, wait)
     if time.seconds > 0:
         batch = await services.batches.get(batch.id, owner=None, wait=time.seconds)
@@ -134,13 +161,13 @@ async def create_batch(
 async def list_batches(
     request: Request,
     workspace_id: WorkspaceId,
-    _caller: Reader,
+    caller: Reader,
     status: Annotated[BatchStatus | None, Query()] = None,
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Response:
     page = await services_of(request).batches.list(
-        workspace_id, owner=None, status=status, before=decode_cursor(cursor, "batch"), limit=limit
+        workspace_id, owner=caller.sees, status=status, before=decode_cursor(cursor, "batch"), limit=limit
     )
     return list_response(map(batch_item_json, page.items), page.next_before)
 
@@ -155,16 +182,16 @@ async def list_batches(
         **problems("not_found"),
     },
 )
-async def get_batch(request: Request, batch_id: BatchId, _caller: Reader, wait: Wait = None) -> Response:
+async def get_batch(request: Request, batch_id: BatchId, caller: Viewer, wait: Wait = None) -> Response:
     time = waiting(request, wait)
-    batch = await services_of(request).batches.get(batch_id, owner=None, wait=time.seconds)
+    batch = await services_of(request).batches.get(batch_id, owner=caller.sees, wait=time.seconds)
     return json_response(batch_json(batch), headers=time.headers)
 
 
 _EVENTS: Final[Responses] = {
     200: {"description": "The event stream", "content": _STREAM},
     204: {"description": "The cursor is the last event there will ever be: stop"},
-    **problems("invalid_cursor", "not_found", "not_acceptable"),
+    **problems("invalid_cursor", "not_found", "not_acceptable", "rate_limited", "too_many_streams"),
 }
 
 
@@ -200,7 +227,7 @@ _EVENTS: Final[Responses] = {
 async def get_events(
     request: Request,
     batch_id: BatchId,
-    _caller: Reader,
+    caller: Viewer,
     after: Annotated[
         str | None, Query(description="The last event id you have seen.", json_schema_extra={"pattern": "^[0-9]*$"})
     ] = None,
@@ -208,8 +235,13 @@ async def get_events(
 ) -> Response:
     form = stream_form(request)
     cursor = event_cursor(request, after)
-    frames = await services_of(request).batches.open_events(batch_id, owner=None, cursor=cursor, updates=updates)
-    return Response(status_code=204) if frames is None else EventStream(frames, form)
+    services = services_of(request)
+    frames = await services.batches.open_events(batch_id, owner=caller.sees, cursor=cursor, updates=updates)
+    if frames is None:
+        return Response(status_code=204)
+    if request.method == "HEAD":
+        return EventStream(frames, form)
+    return EventStream(frames, form, on_close=services.streams.open(caller.key_id, batch_id).close)
 
 
 @router.post(
@@ -224,8 +256,11 @@ async def get_events(
         **problems("not_found"),
     },
 )
-async def cancel_batch(request: Request, batch_id: BatchId, _caller: Writer) -> Response:
-    batch = await services_of(request).batches.cancel(batch_id, owner=None)
+async def cancel_batch(request: Request, batch_id: BatchId, caller: ToolCaller) -> Response:
+    services = services_of(request)
+    batch = await services.batches.get(batch_id, owner=caller.sees)
+    require_tools(request, caller, (call.tool_name for call in batch.calls))
+    batch = await services.batches.cancel(batch_id, owner=caller.sees, by=caller)
     return json_response(batch_json(batch), 200 if batch.status.terminal else 202)
 
 
@@ -238,7 +273,12 @@ async def cancel_batch(request: Request, batch_id: BatchId, _caller: Writer) -> 
     openapi_extra={
         "requestBody": {
             "required": False,
-            "content": {"application/json": {"schema": {"description": "The arguments; nothing is {}."}}},
+            "content": {
+                "application/json": {
+                    "schema": {"description": "The arguments; nothing is {}."},
+                    **examples_of({"command": "ls -l"}, {"path": "task.txt", "limit": 20}),
+                }
+            },
         }
     },
     responses={
@@ -259,7 +299,7 @@ async def call_tool(
     request: Request,
     workspace_id: WorkspaceId,
     tool: Annotated[str, Path(description="The tool's name.")],
-    caller: Writer,
+    caller: ToolCaller,
     wait: Wait = None,
     key: IdempotencyHeader = None,
 ) -> Response:
@@ -285,17 +325,21 @@ async def _submit(
     caller: Caller,
     idempotency: IdempotencyKey | None,
 ) -> Submitted:
+    require_tools(request, caller, (call.name for call in asked.calls))
+    # What happens in a workspace belongs to its owner, also when an operator makes it happen.
+    owner = await services.workspaces.owner(workspace_id, seen_by=caller.sees)
     if idempotency is not None:
-        batch = await services.batches.attach(workspace_id, idempotency, owner=caller.id)
+        batch = await services.batches.attach(workspace_id, idempotency, owner=owner)
         if batch is not None:
             return Submitted(batch, attached=True)
     await services.workspaces.check_root(workspace_id)
     return await services.batches.submit(
         workspace_id,
         asked,
-        owner=caller.id,
-        request_id=request.scope["state"]["request_id"],
+        owner=owner,
+        request_id=caller.request_id,
         idempotency=idempotency,
+        by=caller,
     )
 
 
@@ -303,7 +347,9 @@ def _headers(submitted: Submitted) -> dict[str, str]:
     return {"Location": f"/v1/batches/{submitted.batch.id}", **(REPLAYED if submitted.attached else {})}
 
 
-def _stream(services: Services, submitted: Submitted, updates: Updates, form: str, headers: dict[str, str]) -> Response:
+def _stream(
+    services: Services, submitted: Submitted, updates: Updates, form: str, headers: dict[str, str], slot: StreamSlot
+) -> Response:
     batch = submitted.batch
 
     async def cancel() -> None:
@@ -313,6 +359,7 @@ def _stream(services: Services, submitted: Submitted, updates: Updates, form: st
         services.batches.follow(batch, updates),
         form,
         headers=headers,
+        on_close=slot.close,
         # Who only attached is not the client the batch was to end with.
         on_disconnect=cancel if batch.on_disconnect == "cancel" and not submitted.attached else None,
     )

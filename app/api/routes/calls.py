@@ -1,21 +1,19 @@
 """Calls: the record query, one call, its captured output, its cancel."""
 
-import re
-from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Query, Request
-from pydantic import AfterValidator, StringConstraints, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import StringConstraints
 from starlette.responses import Response
 
 from app.api.byte_range import byte_range
 from app.api.call_export import CallExport
-from app.api.dependencies import CallId, Cursor, Reader, Writer, services_of
+from app.api.dependencies import CallId, Cursor, Reader, ToolCaller, Viewer, require_tools, services_of
 from app.api.event_stream import BoundedStream
 from app.api.negotiation import JSON, JSON_LINES, named
 from app.api.openapi import Responses, at_every_route, header, problems
 from app.api.schemas import CallBody, CallListBody
+from app.api.times import RequestTime, milliseconds
 from app.api.wire import Budget, call_json, decode_cursor, json_response, list_response
 from app.domain.events import OutputStream
 from app.domain.tool_call import CallStatus
@@ -24,31 +22,12 @@ from app.storage.base import CallFilter
 
 router = APIRouter(prefix="/v1/calls", tags=["calls"], responses=at_every_route())
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TEXT: Final = "text/plain; charset=utf-8"
-
-
-def _time(value: str) -> str:
-    _milliseconds(value)
-    return value
-
-
-def _milliseconds(value: str) -> int:
-    # In a query string an unescaped + is a blank, and a time with an offset is where that happens.
-    text = re.sub(r" (\d\d:\d\d)\Z", r"+\1", value.strip()).upper()
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        time = None
-    if time is None or time.tzinfo is None or "T" not in text.replace(" ", "T"):
-        raise PydanticCustomError("time", "this is no RFC 3339 time such as 2026-01-02T03:04:05.678Z")
-    return (time - _EPOCH) // timedelta(milliseconds=1)
 
 
 # Text that is compared with columns: visible, so that no database stumbles over it.
 Visible = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Line = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
-Time = Annotated[str, AfterValidator(_time), WithJsonSchema({"type": "string", "format": "date-time"})]
 
 
 @router.get(
@@ -69,7 +48,7 @@ Time = Annotated[str, AfterValidator(_time), WithJsonSchema({"type": "string", "
 )
 async def list_calls(
     request: Request,
-    _caller: Reader,
+    caller: Reader,
     workspace: Annotated[Visible | None, Query(description="The workspace's id.")] = None,
     batch: Annotated[Visible | None, Query(description="The batch's id.")] = None,
     tool: Annotated[Visible | None, Query(description="The tool's name.")] = None,
@@ -90,8 +69,8 @@ async def list_calls(
             "text of its result. Case does not count."
         ),
     ] = None,
-    since: Annotated[Time | None, Query(description="Queued at this time or later.")] = None,
-    until: Annotated[Time | None, Query(description="Queued at this time or earlier.")] = None,
+    since: Annotated[RequestTime | None, Query(description="Queued at this time or later.")] = None,
+    until: Annotated[RequestTime | None, Query(description="Queued at this time or earlier.")] = None,
     minduration: Annotated[int | None, Query(ge=0, le=2**53, description="Ran for this many ms or longer.")] = None,
     limit: Annotated[int | None, Query(ge=1, le=200, description="Calls of a page at most; 50 when absent.")] = None,
     cursor: Cursor = None,
@@ -105,17 +84,17 @@ async def list_calls(
         status=status,
         error_code=None if error is None else error.value,
         tool_call_id=toolcall,
-        since=None if since is None else _milliseconds(since),
-        until=None if until is None else _milliseconds(until),
+        since=None if since is None else milliseconds(since),
+        until=None if until is None else milliseconds(until),
         min_duration_ms=minduration,
         path=path,
         text=q,
     )
     if named(request, (JSON, JSON_LINES)) == JSON_LINES:
         return await CallExport(batches, limit).response(
-            request.scope, batches.every_call(condition, owner=None, before=before), before
+            request.scope, batches.every_call(condition, owner=caller.sees, before=before), before
         )
-    page = await batches.calls(condition, owner=None, before=before, limit=limit or 50)
+    page = await batches.calls(condition, owner=caller.sees, before=before, limit=limit or 50)
     budget = Budget()
     return list_response((call_json(call, budget) for call in page.items), page.next_before)
 
@@ -127,8 +106,8 @@ async def list_calls(
     response_model=None,
     responses={200: {"model": CallBody}, **problems("not_found")},
 )
-async def get_call(request: Request, call_id: CallId, _caller: Reader) -> Response:
-    return json_response(call_json(await services_of(request).batches.call(call_id, owner=None)))
+async def get_call(request: Request, call_id: CallId, caller: Viewer) -> Response:
+    return json_response(call_json(await services_of(request).batches.call(call_id, owner=caller.sees)))
 
 
 @router.post(
@@ -143,8 +122,11 @@ async def get_call(request: Request, call_id: CallId, _caller: Reader) -> Respon
         **problems("not_found"),
     },
 )
-async def cancel_call(request: Request, call_id: CallId, _caller: Writer) -> Response:
-    call = await services_of(request).batches.cancel_call(call_id, owner=None)
+async def cancel_call(request: Request, call_id: CallId, caller: ToolCaller) -> Response:
+    services = services_of(request)
+    call = await services.batches.call(call_id, owner=caller.sees)
+    require_tools(request, caller, (call.tool_name,))
+    call = await services.batches.cancel_call(call_id, owner=caller.sees, by=caller)
     return json_response(call_json(call), 200 if call.status.terminal else 202)
 
 
@@ -160,7 +142,7 @@ _OUTPUT: Final[Responses] = {
         "content": _BYTES,
         "headers": {"Content-Range": header("`bytes FIRST-LAST/ALL`")},
     },
-    **problems("not_found", "range_not_satisfiable"),
+    **problems("not_found", "output_gone", "range_not_satisfiable", "rate_limited", "too_many_streams"),
 }
 
 
@@ -196,19 +178,21 @@ _OUTPUT: Final[Responses] = {
 async def get_output(
     request: Request,
     call_id: CallId,
-    _caller: Reader,
+    caller: Viewer,
     stream: Annotated[
         Literal["combined", "stdout", "stderr"], Query(description="`combined`: both, in the order they were read.")
     ] = "combined",
     follow: Annotated[bool, Query(description="Go on until the call has ended.")] = False,
 ) -> Response:
     batches = services_of(request).batches
-    call = await batches.call(call_id, owner=None)
+    call = await batches.call(call_id, owner=caller.sees)
     only: OutputStream | None = None if stream == "combined" else stream
     if follow:
+        await batches.output_extent(call, only)
         if request.method == "HEAD":
             return Response(headers={"Content-Type": _TEXT})
-        return BoundedStream(batches.follow_output(call, only, 0), 200, {}, _TEXT)
+        slot = services_of(request).streams.open(caller.key_id, call.batch_id)
+        return BoundedStream(batches.follow_output(call, only, 0), 200, {}, _TEXT, on_close=slot.close)
     total = await batches.output_extent(call, only)
     # Range is defined for GET alone.
     wanted = None if request.method == "HEAD" else byte_range(request.headers.get("range"), total, "the output so far")

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from app.api.byte_range import byte_range
 from app.api.content_type import content_headers, disposition
-from app.api.dependencies import Cursor, Reader, WorkspaceId, Writer, refuse_when_draining, services_of
+from app.api.dependencies import Cursor, Reader, Viewer, WorkspaceId, Writer, refuse_when_draining, services_of
 from app.api.errors import BadRequest, UnsupportedMediaType
 from app.api.event_stream import BoundedStream
 from app.api.openapi import Responses, at_every_route, header, problems
@@ -25,10 +25,11 @@ from app.api.schemas import FilesBody, StoredFileBody, TreeBody, UnpackedBody
 from app.api.upload import form_parts, streamed_body
 from app.api.wire import json_response
 from app.domain.abort import Aborted
+from app.domain.audit import AuditAction
 from app.errors import AppError, ErrorCode, InvalidCursor, InvalidPath
 from app.sandbox.archive_reader import ArchiveFormat
 from app.services.archives import Packing
-from app.services.files import Condition, Download, EntityTags, FileShrank, NotStored, Stored
+from app.services.files import TREE_ENTRIES_MAX, Condition, Download, EntityTags, FileShrank, NotStored, Stored
 
 router = APIRouter(prefix="/v1/workspaces", tags=["files"], responses=at_every_route())
 
@@ -198,9 +199,9 @@ def _body(content: Mapping[str, Any], *, required: bool = True) -> dict[str, Any
     responses=_DOWNLOAD,
     openapi_extra={"parameters": [_IF_MATCH, _IF_NONE_MATCH, _RANGE, _IF_RANGE]},
 )
-async def get_file(request: Request, workspace_id: WorkspaceId, _caller: Reader, path: FilePath) -> Response:
+async def get_file(request: Request, workspace_id: WorkspaceId, caller: Viewer, path: FilePath) -> Response:
     condition = _condition(request)
-    download = await services_of(request).files.open(workspace_id, path, owner=None)
+    download = await services_of(request).files.open(workspace_id, path, owner=caller.sees)
     sent = False
     try:
         headers = {"ETag": download.etag, "Cache-Control": "private, no-cache"}
@@ -267,14 +268,18 @@ def _cut(error: FileShrank) -> ClientDisconnect:
         **problems(*_STORES, "precondition_failed"),
     },
 )
-async def put_file(request: Request, workspace_id: WorkspaceId, _caller: Writer, path: FilePath) -> Response:
+async def put_file(request: Request, workspace_id: WorkspaceId, caller: Writer, path: FilePath) -> Response:
     services = services_of(request)
     refuse_when_draining(services)
     condition = _condition(request)
     if "content-range" in request.headers:
         raise BadRequest("a part of a file cannot be stored; send all of it, without Content-Range")
+    services.audit.require_room()
     async with aclosing(streamed_body(request, services.files.max_upload_bytes)) as body:
-        stored = await services.files.put(workspace_id, path, body, condition=condition, owner=None)
+        stored = await services.files.put(workspace_id, path, body, condition=condition, owner=caller.sees)
+    await services.audit.changed_files(
+        caller, AuditAction.FILE_STORED, workspace_id, [stored.path], bytes=stored.bytes, created=stored.created
+    )
     return json_response(_stored(stored), 201 if stored.created else 200, {"ETag": stored.etag})
 
 
@@ -299,13 +304,16 @@ def _stored(stored: Stored) -> dict[str, Any]:
 async def delete_file(
     request: Request,
     workspace_id: WorkspaceId,
-    _caller: Writer,
+    caller: Writer,
     path: FilePath,
     recursive: Annotated[bool, Query(description="Remove a directory with everything in it.")] = False,
 ) -> Response:
-    await services_of(request).files.delete(
-        workspace_id, path, recursive=recursive, condition=_condition(request), owner=None
+    services = services_of(request)
+    services.audit.require_room()
+    await services.files.delete(
+        workspace_id, path, recursive=recursive, condition=_condition(request), owner=caller.sees
     )
+    await services.audit.changed_files(caller, AuditAction.FILE_DELETED, workspace_id, [path], recursive=recursive)
     return Response(status_code=204)
 
 
@@ -336,16 +344,21 @@ async def delete_file(
         **problems(*_STORES),
     },
 )
-async def post_files(request: Request, workspace_id: WorkspaceId, _caller: Writer) -> Response:
+async def post_files(request: Request, workspace_id: WorkspaceId, caller: Writer) -> Response:
     services = services_of(request)
     refuse_when_draining(services)
+    services.audit.require_room()
+    results: list[Stored | NotStored] = []
     try:
         async with aclosing(form_parts(request, services.files.max_upload_bytes)) as parts:
-            results = await services.files.put_many(workspace_id, parts, owner=None)
+            await services.files.put_many(workspace_id, parts, owner=caller.sees, results=results)
     except AppError as error:
         if "files" in error.extra:
             error.extra["files"] = [_result(result) for result in error.extra["files"]]
         raise
+    finally:
+        paths = [result.path for result in results if isinstance(result, Stored)]
+        await services.audit.changed_files(caller, AuditAction.FILES_STORED, workspace_id, paths)
     failed = any(isinstance(result, NotStored) for result in results)
     return json_response({"data": [_result(result) for result in results], "hasErrors": failed})
 
@@ -369,16 +382,16 @@ def _result(result: Stored | NotStored) -> dict[str, Any]:
 async def get_tree(
     request: Request,
     workspace_id: WorkspaceId,
-    _caller: Reader,
+    caller: Reader,
     path: Directory = ".",
     depth: Annotated[
         int | None, Query(ge=1, le=100_000, description="How many levels; 1 is the directory's own entries.")
     ] = None,
-    limit: Annotated[int, Query(ge=1, le=5000, description="Entries of a page at most.")] = 1000,
+    limit: Annotated[int, Query(ge=1, le=TREE_ENTRIES_MAX, description="Entries of a page at most.")] = 1000,
     cursor: Cursor = None,
 ) -> Response:
     page = await services_of(request).files.tree(
-        workspace_id, path, depth=depth, limit=limit, after=_cursor(cursor), owner=None
+        workspace_id, path, depth=depth, limit=limit, after=_cursor(cursor), owner=caller.sees
     )
     return json_response({"data": page.entries, "nextCursor": _next_cursor(page.last)})
 
@@ -406,12 +419,12 @@ async def get_tree(
 async def get_archive(
     request: Request,
     workspace_id: WorkspaceId,
-    _caller: Reader,
+    caller: Viewer,
     format: Format = ArchiveFormat.TAR_GZ,  # noqa: A002 - the parameter's name on the wire
     path: Directory = ".",
     exclude: Globs = [],  # noqa: B006 - FastAPI copies it
 ) -> Response:
-    packing = await services_of(request).archives.pack(workspace_id, path, format, exclude, owner=None)
+    packing = await services_of(request).archives.pack(workspace_id, path, format, exclude, owner=caller.sees)
     headers = {"Content-Disposition": disposition(f"{workspace_id}.{format.value}")}
     return BoundedStream(_archive(packing), 200, headers, _ARCHIVES[format])
 
@@ -443,7 +456,7 @@ async def _archive(packing: Packing) -> AsyncGenerator[bytes, None]:
 async def put_archive(
     request: Request,
     workspace_id: WorkspaceId,
-    _caller: Writer,
+    caller: Writer,
     format: Annotated[  # noqa: A002 - the parameter's name on the wire
         ArchiveFormat | None, Query(description="The archive's format; not given: what `Content-Type` says.")
     ] = None,
@@ -455,13 +468,17 @@ async def put_archive(
     form = format or _ARCHIVE_TYPES.get(kind)
     if form is None:
         raise UnsupportedMediaType(f"say what the archive is, by ?format= or Content-Type: {', '.join(ArchiveFormat)}")
+    services.audit.require_room()
+    applied: list[str] = []
     async with aclosing(streamed_body(request, services.archives.max_bytes)) as body:
         try:
             unpacked = await services.archives.unpack(
-                workspace_id, path, form, body, gone=request.is_disconnected, owner=None
+                workspace_id, path, form, body, gone=request.is_disconnected, owner=caller.sees, applied=applied
             )
         except Aborted:
             raise ClientDisconnect from None
+        finally:
+            await services.audit.changed_files(caller, AuditAction.ARCHIVE_UNPACKED, workspace_id, applied)
     return json_response(
         {
             "created": unpacked.created,

@@ -71,10 +71,10 @@ async def get_tool(
 async def list_workspace_tools(
     request: Request,
     workspace_id: WorkspaceId,
-    _caller: Reader,
+    caller: Reader,
     format: Format = "native",  # noqa: A002 - the name of a query parameter
     set: Set = "all",  # noqa: A002 - the same
 ) -> Response:
     services = services_of(request)
-    workspace = await services.workspaces.usable(workspace_id, owner=None)
+    workspace = await services.workspaces.usable(workspace_id, owner=caller.sees)
     return list_response(services.tools.list(format, set, workspace.options), None)

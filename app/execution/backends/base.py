@@ -1,5 +1,6 @@
 """The backend seam: where a batch runs."""
 
+from collections.abc import Hashable
 from typing import Protocol
 
 from app.domain.abort import AbortReason
@@ -9,6 +10,20 @@ from app.domain.workspace import Workspace
 
 class Backend(Protocol):
     """Runs accepted batches. The batch's row decides what happens to it; a backend only wakes up for it."""
+
+    def reserve(self, batch: Batch, request: Hashable | None = None) -> None:
+        """Keep a place in the queues for a batch that is about to be stored; `release` has to follow.
+
+        `request` is the name of the request that makes it, None when it has none.
+
+        Raises:
+            TooManyBatches: as many wait or run as may.
+        """
+        ...
+
+    def release(self, batch: Batch, request: Hashable | None = None, *, accepted: bool) -> None:
+        """End a reservation; `accepted`: the batch was stored and submitted, and keeps its place."""
+        ...
 
     def submit(self, batch: Batch, workspace: Workspace | None = None) -> None:
         """Take up a batch this process owns (`epoch` and `last_seq` as stored, calls included).

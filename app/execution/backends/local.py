@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 from collections import deque
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -11,6 +12,7 @@ import structlog
 from app.domain.abort import AbortReason
 from app.domain.batch import Batch
 from app.domain.workspace import Workspace
+from app.execution.backends.admission import Admission
 from app.execution.executor import BatchControl
 from app.execution.runner import BatchRunner
 
@@ -40,6 +42,7 @@ class LocalBackend:
         runner: runs one batch.
         running: how many batches run at once.
         per_workspace: how many of them may be of one workspace, so that no workspace takes all places.
+        admission: how many may wait or run.
     """
 
     def __init__(
@@ -48,10 +51,12 @@ class LocalBackend:
         *,
         running: int = RUNNING_BATCHES,
         per_workspace: int = RUNNING_BATCHES_PER_WORKSPACE,
+        admission: Admission | None = None,
     ) -> None:
         self._runner = runner
-        self._limit = running
-        self._per_workspace = per_workspace
+        self.limit: Final = running
+        self.per_workspace: Final = per_workspace
+        self._admission = admission or Admission()
         self._jobs: dict[str, _Job] = {}
         self._queues: dict[str, deque[_Job]] = {}
         self._turns: deque[str] = deque()
@@ -69,7 +74,14 @@ class LocalBackend:
         """How many batches run."""
         return len(self._tasks)
 
+    def reserve(self, batch: Batch, request: Hashable | None = None) -> None:
+        self._admission.reserve(batch, request)
+
+    def release(self, batch: Batch, request: Hashable | None = None, *, accepted: bool) -> None:
+        self._admission.release(batch, request, accepted=accepted)
+
     def submit(self, batch: Batch, workspace: Workspace | None = None) -> None:
+        self._admission.enter(batch)
         job = _Job(batch, asyncio.get_running_loop().create_future(), workspace)
         self._jobs[batch.id] = job
         if batch.workspace_id not in self._queues:
@@ -128,11 +140,11 @@ class LocalBackend:
     def _take_up(self) -> None:
         """Start what there is room for, one batch a turn and workspace."""
         for _ in range(len(self._turns)):
-            if self._places >= self._limit:
+            if self._places >= self.limit:
                 return
             workspace_id = self._turns[0]
             queue = self._queues[workspace_id]
-            if queue and self._running.get(workspace_id, 0) < self._per_workspace:
+            if queue and self._running.get(workspace_id, 0) < self.per_workspace:
                 self._start(queue.popleft(), takes_place=True)
             if queue:
                 self._turns.rotate(-1)
@@ -157,6 +169,7 @@ class LocalBackend:
     def _done(self, task: asyncio.Task[Batch | None], job: _Job, *, takes_place: bool) -> None:
         self._tasks.discard(task)
         self._jobs.pop(job.batch.id, None)
+        self._admission.leave(job.batch.id)
         error = None if task.cancelled() else task.exception()
         if not job.ended.done():
             job.ended.set_result(None if task.cancelled() or error is not None else task.result())

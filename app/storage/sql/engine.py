@@ -1,11 +1,23 @@
 """The two databases: how their connections are set up, and the few things they do differently."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import psycopg
-from sqlalchemy import Boolean, Column, Connection, Engine, Select, Table, bindparam, create_engine, event, insert
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Connection,
+    Engine,
+    Select,
+    Table,
+    bindparam,
+    create_engine,
+    event,
+    insert,
+    select,
+)
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool
@@ -23,12 +35,17 @@ WRITE_TIMEOUT_MS: Final = 60_000
 LOCK_TIMEOUT_MS: Final = 10_000
 READ_CONNECTIONS: Final = 8
 
+APPLICATION: Final = "toolcrib"
+"""The name under which Postgres lists the connections."""
+
 _SQLITE_PRAGMAS: Final = (
     f"busy_timeout = {BUSY_TIMEOUT_MS}",
     "temp_store = MEMORY",
-    "cache_size = -65536",
 )
+# Of each of the connections that read: what they read once, such as output, is no reason to grow.
+_SQLITE_READER_PRAGMAS: Final = ("query_only = ON", "cache_size = -8192")
 _SQLITE_WRITER_PRAGMAS: Final = (
+    "cache_size = -65536",
     "auto_vacuum = INCREMENTAL",  # only before the first table, and before the journal mode makes the file
     "journal_mode = WAL",
     "synchronous = FULL",
@@ -59,8 +76,15 @@ class Database(Protocol):
         """Return an engine for changes of the schema, which its user disposes of."""
         ...
 
-    def insert_rows(self, cursor: Any, table: Table, rows: Sequence[RowValues]) -> None:
+    def insert_rows(self, cursor: Any, table: Table, rows: Iterable[RowValues]) -> None:
         """Insert rows, given in the order of the table's columns, with a cursor of the driver."""
+        ...
+
+    def all_rows(self, cursor: Any, table: Table) -> Iterator[Sequence[Any]]:
+        """Read a whole table in the order of its key, one row in memory at a time, with a cursor of the driver.
+
+        The values are the driver's: booleans are numbers on SQLite.
+        """
         ...
 
 
@@ -91,7 +115,7 @@ class SqliteDatabase:
     def __init__(self, file: Path) -> None:
         self._file = file.absolute()
         self.writer = self._engine(begin="BEGIN IMMEDIATE", pragmas=("foreign_keys = ON", *_SQLITE_WRITER_PRAGMAS))
-        self.reader = self._engine(begin="BEGIN", pragmas=("query_only = ON",))
+        self.reader = self._engine(begin="BEGIN", pragmas=_SQLITE_READER_PRAGMAS)
         self._inserts = {
             table.name: str(insert(table).compile(dialect=self.writer.dialect)) for table in metadata.sorted_tables
         }
@@ -106,8 +130,12 @@ class SqliteDatabase:
             begin="BEGIN IMMEDIATE", pragmas=("foreign_keys = OFF", *_SQLITE_WRITER_PRAGMAS), poolclass=NullPool
         )
 
-    def insert_rows(self, cursor: Any, table: Table, rows: Sequence[RowValues]) -> None:
+    def insert_rows(self, cursor: Any, table: Table, rows: Iterable[RowValues]) -> None:
         cursor.executemany(self._inserts[table.name], rows)
+
+    def all_rows(self, cursor: Any, table: Table) -> Iterator[Sequence[Any]]:
+        cursor.execute(str(_whole(table).compile(dialect=self.writer.dialect)))
+        yield from cursor
 
     def _engine(self, *, begin: str, pragmas: Sequence[str], **options: Any) -> Engine:
         url = URL.create("sqlite", database=str(self._file))
@@ -150,7 +178,7 @@ class PostgresDatabase:
         self._copies = {
             table.name: (
                 f"COPY {table.name} ({', '.join(column.name for column in table.columns)}) FROM STDIN (FORMAT BINARY)",
-                [_postgres_type(column) for column in table.columns],
+                [column_kind(column) for column in table.columns],
             )
             for table in metadata.sorted_tables
         }
@@ -162,12 +190,18 @@ class PostgresDatabase:
     def migrator(self) -> Engine:
         return self._engine({}, poolclass=NullPool)
 
-    def insert_rows(self, cursor: Any, table: Table, rows: Sequence[RowValues]) -> None:
+    def insert_rows(self, cursor: Any, table: Table, rows: Iterable[RowValues]) -> None:
         sql, types = self._copies[table.name]
         with cursor.copy(sql) as copy:
             copy.set_types(types)
             for row in rows:
                 copy.write_row(row)
+
+    def all_rows(self, cursor: Any, table: Table) -> Iterator[Sequence[Any]]:
+        whole = str(_whole(table).compile(dialect=self.writer.dialect))
+        with cursor.copy(f"COPY ({whole}) TO STDOUT (FORMAT BINARY)") as copy:
+            copy.set_types([column_kind(column) for column in table.columns])
+            yield from copy.rows()
 
     def _engine(self, timeouts: Mapping[str, int], **options: Any) -> Engine:
         engine = create_engine(
@@ -175,7 +209,7 @@ class PostgresDatabase:
             paramstyle="format",
             connect_args={
                 "connect_timeout": CONNECT_TIMEOUT_SECONDS,
-                "application_name": "toolcrib",
+                "application_name": APPLICATION,
                 # A server that vanished without a word is noticed within seconds, not hours.
                 "keepalives_idle": 5,
                 "keepalives_interval": 2,
@@ -196,7 +230,9 @@ class PostgresDatabase:
         return engine
 
 
-_POSTGRES_TYPES: Final[tuple[tuple[type[TypeEngine[Any]], str], ...]] = (
+ColumnKind: TypeAlias = Literal["int8", "int4", "bool", "bytea", "text"]
+
+_COLUMN_KINDS: Final[tuple[tuple[type[TypeEngine[Any]], ColumnKind], ...]] = (
     (BigInteger, "int8"),
     (Integer, "int4"),
     (Boolean, "bool"),
@@ -205,8 +241,13 @@ _POSTGRES_TYPES: Final[tuple[tuple[type[TypeEngine[Any]], str], ...]] = (
 )
 
 
-def _postgres_type(column: Column[Any]) -> str:
-    return next(name for kind, name in _POSTGRES_TYPES if isinstance(column.type, kind))
+def column_kind(column: Column[Any]) -> ColumnKind:
+    """Return what a column holds, by the name of Postgres."""
+    return next(name for kind, name in _COLUMN_KINDS if isinstance(column.type, kind))
+
+
+def _whole(table: Table) -> Select[Any]:
+    return select(table).order_by(*table.primary_key.columns)
 
 
 class PreparedUpdate:

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, bindparam, func, select, text, union_all, upd
 from sqlalchemy.sql.expression import ColumnElement
 
 from app.domain import json_codec
+from app.domain.audit import AuditEvent
 from app.domain.batch import BatchStatus
 from app.domain.tool_call import CallStatus
 from app.domain.workspace import WorkspaceStatus
@@ -28,28 +29,37 @@ from app.storage.base import (
     CreateWorkspace,
     DataError,
     Existing,
+    GiveBackPages,
+    KeepSecret,
     Made,
+    NoteAudit,
     OperationalError,
     Refused,
+    RemoveAudit,
+    RemoveFromBatch,
+    RemoveWorkspace,
     RequestCancel,
+    RevokeKey,
     SetWorkspaceStatus,
     SubmitBatch,
     UpdateWorkspace,
     Write,
     WriteOutcome,
 )
-from app.storage.sql import rows
+from app.storage.sql import removal, rows
 from app.storage.sql.engine import Database, PreparedLookup, PreparedUpdate
 from app.storage.sql.rows import RowValues
 from app.storage.sql.schema import (
     OPEN_WORKSPACE,
     ROOT_MAX_BYTES,
     api_keys,
+    audit_events,
     batches,
     call_output,
     calls,
     events,
     large_arguments,
+    secrets,
     workspaces,
 )
 
@@ -58,6 +68,7 @@ NOT_FOUND: Final = Refused("not_found")
 GONE: Final = Refused("gone")
 KEY_REUSED: Final = Refused("key_reused")
 OVERLAP: Final = Refused("overlap")
+NOT_DUE: Final = Refused("not_due")
 TERMINAL: Final = Refused("terminal")
 FENCED: Final = Refused("fenced")
 
@@ -90,7 +101,13 @@ _SELECT_CALLS: Final = (
 )
 _SELECT_MADE_WORKSPACES: Final = select(workspaces.c.idempotency_key, workspaces.c.id, workspaces.c.request_digest)
 _SELECT_MADE_BATCHES: Final = select(batches.c.idempotency_key, batches.c.id, batches.c.request_digest)
-_SELECT_KEYS: Final = select(api_keys.c.id, api_keys.c.token_hash)
+_SELECT_KEYS: Final = (
+    select(api_keys.c.id, api_keys.c.token_hash, api_keys.c.revoked_at)
+    .order_by(api_keys.c.id)
+    .with_for_update(key_share=True)
+)
+_SELECT_AUDIT: Final = select(audit_events.c.id)
+_SELECT_SECRETS: Final = select(secrets.c.name, secrets.c.value)
 # Two searches of one index; joined by OR, SQLite would go through all open workspaces instead.
 _SELECT_OVERLAP: Final = union_all(
     select(workspaces.c.id).where(text(OPEN_WORKSPACE), workspaces.c.root.in_(bindparam("above", expanding=True))),
@@ -117,6 +134,8 @@ class GroupWriter:
         self.find_made_workspaces = PreparedLookup(_SELECT_MADE_WORKSPACES, workspaces.c.idempotency_key, engine)
         self.find_made_batches = PreparedLookup(_SELECT_MADE_BATCHES, batches.c.idempotency_key, engine)
         self.find_keys = PreparedLookup(_SELECT_KEYS, api_keys.c.id, engine)
+        self.find_audit = PreparedLookup(_SELECT_AUDIT, audit_events.c.id, engine)
+        self.find_secrets = PreparedLookup(_SELECT_SECRETS, secrets.c.name, engine)
         fence = (
             (batches.c.id == bindparam("b_id"))
             & (batches.c.epoch == bindparam("old_epoch"))
@@ -206,6 +225,7 @@ class _WorkspaceState:
     created_at: int
     root: bytes
     status: str
+    expires_at: int | None
     stored: SimpleNamespace | None = None
     touched_at: int = 0
     changes: dict[str, Any] = field(default_factory=dict)
@@ -214,6 +234,11 @@ class _WorkspaceState:
     def new(self) -> bool:
         return self.stored is None
 
+    def is_due(self, at: int) -> bool:
+        """Whether its time has come by then."""
+        expires_at = self.changes.get("expires_at", self.expires_at)
+        return expires_at is not None and expires_at <= at
+
 
 @dataclass(slots=True)
 class _CallState:
@@ -221,6 +246,13 @@ class _CallState:
     batch_id: str
     status: str
     cancel_requested_at: int | None
+
+
+@dataclass(slots=True)
+class _KeyState:
+    id: str
+    token_hash: bytes
+    revoked_at: int | None
 
 
 class _Plan:
@@ -238,8 +270,11 @@ class _Plan:
         self._new_events: list[RowValues] = []
         self._new_output: list[RowValues] = []
         self._new_keys: list[RowValues] = []
+        self._new_secrets: list[RowValues] = []
+        self._new_audit: list[RowValues] = []
         self._call_changes: dict[str, dict[str, Any]] = {}
         self._call_cancels: dict[str, int] = {}
+        self._revocations: dict[str, int] = {}
         self._fenced: set[str] = set()
         self._read_rows()
 
@@ -250,12 +285,14 @@ class _Plan:
         workspace_ids: set[str] = set()
         call_ids: set[str] = set()
         key_ids: set[str] = set()
+        secret_names: set[str] = set()
+        audit_ids: set[str] = set()
         workspace_keys: set[str] = set()
         batch_keys: set[str] = set()
         roots = False
         for write in self._group:
             match write:
-                case Append() | ClaimBatch():
+                case Append() | ClaimBatch() | RemoveFromBatch():
                     batch_ids.add(write.batch_id)
                 case SubmitBatch(batch=batch):
                     batch_ids.add(batch.id)
@@ -271,15 +308,27 @@ class _Plan:
                     if (key := _scoped_key(write)) is not None:
                         workspace_keys.add(key)
                     roots = True
-                case UpdateWorkspace() | SetWorkspaceStatus():
+                case UpdateWorkspace():
                     workspace_ids.add(write.workspace_id)
-                case CreateKey(key=key):
-                    key_ids.add(key.id)
+                    if write.audit is not None:
+                        audit_ids.add(write.audit.id)
+                case SetWorkspaceStatus():
+                    workspace_ids.add(write.workspace_id)
+                case NoteAudit():
+                    audit_ids.add(write.event.id)
+                case CreateKey(key=api_key):
+                    key_ids.add(api_key.id)
+                case RevokeKey():
+                    key_ids.add(write.key_id)
+                case KeepSecret():
+                    secret_names.add(write.name)
+                case RemoveWorkspace() | RemoveAudit() | GiveBackPages():
+                    pass
         if roots and self._connection.dialect.name == "postgresql":
             self._connection.execute(select(func.pg_advisory_xact_lock(_ROOTS_LOCK)))
         find = self._writer
         self._workspaces = {
-            row.id: _WorkspaceState(row.id, row.created_at, row.root, row.status, stored=row)
+            row.id: _WorkspaceState(row.id, row.created_at, row.root, row.status, row.expires_at, stored=row)
             for row in map(_workspace_row, find.find_workspaces.run(self._cursor, workspace_ids))
         }
         self._batches = {row[0]: _BatchState(*row) for row in find.find_batches.run(self._cursor, batch_ids)}
@@ -289,7 +338,9 @@ class _Plan:
         self._made_workspaces = {key: Made(made_id, digest) for key, made_id, digest in made}
         made = find.find_made_batches.run(self._cursor, batch_keys)
         self._made_batches = {key: Made(made_id, digest) for key, made_id, digest in made}
-        self._keys: dict[str, bytes] = dict(find.find_keys.run(self._cursor, key_ids))
+        self._keys = {row[0]: _KeyState(*row) for row in find.find_keys.run(self._cursor, key_ids)}
+        self._secrets: dict[str, bytes] = dict(find.find_secrets.run(self._cursor, secret_names))
+        self._noted = {row[0] for row in find.find_audit.run(self._cursor, audit_ids)}
 
     # -- deciding ---------------------------------------------------------------------------------------------------
 
@@ -311,6 +362,22 @@ class _Plan:
                 return self._set_workspace_status(write)
             case CreateKey():
                 return self._create_key(write)
+            case RevokeKey():
+                return self._revoke_key(write)
+            case KeepSecret():
+                return self._keep_secret(write)
+            case NoteAudit():
+                self._note(write.event)
+                return APPLIED
+            # What is removed is of no other write, so that it need not wait for them to be decided.
+            case RemoveFromBatch():
+                return removal.remove_from_batch(self._connection, write)
+            case RemoveWorkspace():
+                return removal.remove_workspace(self._connection, write.workspace_id)
+            case RemoveAudit():
+                return removal.remove_audit(self._connection, write.before, write.most)
+            case GiveBackPages():
+                return removal.give_back_pages(self._connection, write.most)
 
     def told(self, write: Write, outcome: WriteOutcome) -> WriteOutcome:
         """Return an outcome with what the caller would have to read otherwise."""
@@ -399,10 +466,11 @@ class _Plan:
         workspace = self._workspaces.get(batch.workspace_id)
         if workspace is None:
             return NOT_FOUND
-        if workspace.status != WorkspaceStatus.ACTIVE.value:
+        if workspace.status != WorkspaceStatus.ACTIVE.value or workspace.is_due(batch.created_at):
             return GONE
         _note_key(write, batch.id, self._made_batches)
         workspace.touched_at = max(workspace.touched_at, batch.created_at)
+        self._note(write.audit)
         self._new_batches.append(rows.batch_row(batch, write.idempotency))
         self._new_calls += [rows.call_row(call, batch.owner) for call in batch.calls]
         self._new_arguments += map(rows.large_arguments_row, filter(rows.has_large_arguments, batch.calls))
@@ -451,6 +519,7 @@ class _Plan:
                 batch.cancel_requested_at = write.at
                 batch.changes["v_cancel_requested_at"] = write.at
                 batch.dirty = True
+                self._note(write.audit)
             return APPLIED
         call = self._calls.get(write.call_id)
         if call is None or call.batch_id != write.batch_id:
@@ -462,6 +531,7 @@ class _Plan:
         if call.cancel_requested_at is None:
             call.cancel_requested_at = write.at
             self._call_cancels[write.call_id] = write.at
+            self._note(write.audit)
         return APPLIED
 
     def _create_workspace(self, write: CreateWorkspace) -> WriteOutcome:
@@ -481,9 +551,10 @@ class _Plan:
         if self._overlaps(root):
             return OVERLAP
         _note_key(write, workspace.id, self._made_workspaces)
+        self._note(write.audit)
         self._new_workspaces.append(row)
         self._workspaces[workspace.id] = _WorkspaceState(
-            workspace.id, workspace.created_at, root, workspace.status.value
+            workspace.id, workspace.created_at, root, workspace.status.value, workspace.expires_at
         )
         return APPLIED
 
@@ -508,6 +579,7 @@ class _Plan:
             return NOT_FOUND
         if workspace.status != WorkspaceStatus.ACTIVE.value:
             return GONE
+        self._note(write.audit)
         changes = workspace.changes
         if write.name is not None or write.clear_name:
             changes["name"] = None if write.clear_name or write.name is None else write.name.encode()
@@ -529,18 +601,47 @@ class _Plan:
             return APPLIED
         if workspace.status not in _OPEN or write.status is WorkspaceStatus.ACTIVE:
             return GONE
+        if write.only_expired and workspace.status == WorkspaceStatus.ACTIVE.value and not workspace.is_due(write.at):
+            return NOT_DUE
+        self._note(write.audit)
         workspace.status = workspace.changes["status"] = write.status.value
+        if write.status.value not in _OPEN:
+            workspace.changes["ended_at"] = write.at
         return APPLIED
 
     def _create_key(self, write: CreateKey) -> WriteOutcome:
         stored = self._keys.get(write.key.id)
         if stored is not None:
-            if stored != write.key.token_hash:
+            if stored.token_hash != write.key.token_hash:
                 raise DataError(f"another key has the id {write.key.id}")
             return APPLIED
-        self._keys[write.key.id] = write.key.token_hash
+        self._keys[write.key.id] = _KeyState(write.key.id, write.key.token_hash, write.key.revoked_at)
+        self._note(write.audit)
         self._new_keys.append(rows.key_row(write.key))
         return APPLIED
+
+    def _revoke_key(self, write: RevokeKey) -> WriteOutcome:
+        key = self._keys.get(write.key_id)
+        if key is None:
+            return NOT_FOUND
+        if key.revoked_at is None:
+            key.revoked_at = self._revocations[key.id] = write.at
+            self._note(write.audit)
+        return APPLIED
+
+    def _keep_secret(self, write: KeepSecret) -> WriteOutcome:
+        stored = self._secrets.get(write.name)
+        if stored is not None:
+            return APPLIED if stored == write.value else Existing(write.name)
+        self._secrets[write.name] = write.value
+        self._new_secrets.append((write.name, write.value, write.at))
+        return APPLIED
+
+    def _note(self, event: AuditEvent | None) -> None:
+        # One that is there already was stored by an attempt whose reply was lost.
+        if event is not None and event.id not in self._noted:
+            self._noted.add(event.id)
+            self._new_audit.append(rows.audit_row(event))
 
     # -- writing ----------------------------------------------------------------------------------------------------
 
@@ -558,12 +659,16 @@ class _Plan:
             (events, self._new_events),
             (call_output, self._new_output),
             (api_keys, self._new_keys),
+            (secrets, self._new_secrets),
+            (audit_events, self._new_audit),
         ):
             if new:
                 self._writer.insert_rows(self._cursor, table, new)
         self._write_workspaces(new=True)
         self._write_calls()
         self._write_batches()
+        for key_id, at in self._revocations.items():
+            self._connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(revoked_at=at))
 
     def _write_workspaces(self, *, new: bool) -> None:
         concerned = [workspace for workspace in self._workspaces.values() if workspace.new is new]

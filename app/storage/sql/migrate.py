@@ -31,18 +31,18 @@ def upgrade(database: Database) -> None:
         OperationalError: another starter held the lock for `LOCK_SECONDS`.
     """
     with database.reader.connect() as connection:
-        if _revision(connection) == HEAD:
+        if revision(connection) == HEAD:
             return
     engine = database.migrator()
     try:
         with _lock(database.file, engine), engine.begin() as connection:
-            _upgrade(connection, _revision(connection))
+            _upgrade(connection, revision(connection))
     finally:
         engine.dispose()
 
 
-def _upgrade(connection: Connection, revision: str | None) -> None:
-    if revision == HEAD:
+def _upgrade(connection: Connection, found: str | None) -> None:
+    if found == HEAD:
         return
     # Loaded only where there is work for it: it takes longer than all the rest of a start.
     from alembic import command
@@ -53,19 +53,20 @@ def _upgrade(connection: Connection, revision: str | None) -> None:
     config.set_main_option("script_location", str(LOCATION).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if revision is not None and revision not in known:
+    if found is not None and found not in known:
         raise SchemaTooNew(
-            f"the database is at schema revision {revision}, which this version of Toolcrib does not know "
+            f"the database is at schema revision {found}, which this version of Toolcrib does not know "
             f"(its newest is {HEAD}): start the version that made it, or restore a backup from before"
         )
     command.upgrade(config, HEAD)
 
 
-def _revision(connection: Connection) -> str | None:
+def revision(connection: Connection) -> str | None:
+    """Return the revision a database is at; None when it has none of our tables."""
     if not inspect(connection).has_table("alembic_version"):
         return None
-    revision: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))
-    return revision
+    found: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))
+    return found
 
 
 @contextmanager

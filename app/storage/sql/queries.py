@@ -1,6 +1,6 @@
 """The reads: what is asked of the tables, and how much is taken at once."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -13,43 +13,68 @@ from sqlalchemy import (
     Select,
     bindparam,
     case,
+    exists,
     func,
     literal,
     literal_column,
     select,
     text,
+    tuple_,
 )
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
+from app.domain.audit import AuditAction, AuditEvent
 from app.domain.batch import Batch, BatchStatus
 from app.domain.events import EventType, OutputRow, OutputStream, StoredEvent
 from app.domain.ids import first_id
+from app.domain.retention import Removal
 from app.domain.tool_call import CallRecord, CallStatus
 from app.domain.workspace import Workspace, WorkspaceStatus
-from app.storage.base import ApiKey, CallFilter, Made, OutputExtent, Page, UnfinishedBatch
+from app.storage.base import (
+    ApiKey,
+    AuditFilter,
+    BatchEnd,
+    BatchHead,
+    CallFilter,
+    GoneWorkspace,
+    Made,
+    OutputExtent,
+    Page,
+    UnfinishedBatch,
+)
 from app.storage.sql import rows
 from app.storage.sql.schema import (
+    ENDED,
+    EXPIRES,
+    FINISHED,
     OPEN_WORKSPACE,
     PATH_KEY_BYTES,
+    RARE_ACTION,
     TOOL_KEY_BYTES,
     UNFINISHED_BATCH,
     api_keys,
+    audit_events,
     batches,
     call_output,
     calls,
     events,
     large_arguments,
+    secrets,
     workspaces,
 )
 
-_Listed = TypeVar("_Listed", Workspace, Batch)
+_Listed = TypeVar("_Listed", Workspace, Batch, ApiKey)
 
+FIRST_EVENTS: Final = 16
 EVENTS_AT_ONCE: Final = 64
-EVENT_PAGE_BYTES: Final = 4 * 1024 * 1024
+EVENT_PAGE_BYTES: Final = 512 * 1024
+"""A follower that does not read holds about one page."""
 OUTPUT_PIECE_BYTES: Final = 1024 * 1024
 OUTPUT_ROWS_MAX: Final = 1024
+
+NEWEST_HEADS: Final = 256
 
 CLOCK_SLACK_MS: Final = 60_000
 """How far a call's `queued_at` may lie from the time its id was made."""
@@ -105,7 +130,14 @@ _MADE_WORKSPACE: Final = select(workspaces.c.id, workspaces.c.request_digest).wh
     workspaces.c.idempotency_key == bindparam("key")
 )
 _MADE_BATCH: Final = select(batches.c.id, batches.c.request_digest).where(batches.c.idempotency_key == bindparam("key"))
-_LAST_SEQ: Final = select(batches.c.last_seq, batches.c.status).where(batches.c.id == bindparam("id"))
+_LAST_SEQ: Final = select(batches.c.last_seq, batches.c.status).where(
+    batches.c.id == bindparam("id"), batches.c.removal < int(Removal.ALL_GOING)
+)
+_OUTPUT_KEPT: Final = (
+    select(batches.c.removal == int(Removal.NOTHING))
+    .join(calls, calls.c.batch_id == batches.c.id)
+    .where(calls.c.id == bindparam("id"))
+)
 _EVENTS: Final = (
     select(events)
     .where(events.c.batch_id == bindparam("batch_id"), events.c.seq > bindparam("after"))
@@ -120,6 +152,7 @@ _EVENT_OUTPUT: Final = (
     )
     .order_by(call_output.c.seq, call_output.c.part)
 )
+_HEADS: Final = select(batches.c.id, batches.c.last_seq, batches.c.status)
 # With a limit, so that Postgres looks into the events of each unfinished batch and never hashes all there are.
 _STARTED: Final = (
     select(events.c.seq)
@@ -133,8 +166,15 @@ _UNFINISHED: Final = (
     .where(literal_column(f"batches.{UNFINISHED_BATCH}"))
     .order_by(batches.c.id)
 )
+_BATCH_END: Final = select(batches.c.finished_at).where(
+    batches.c.id
+    == func.coalesce(
+        select(calls.c.batch_id).where(calls.c.id == bindparam("about")).scalar_subquery(), bindparam("about")
+    )
+)
+_SECRET: Final = select(secrets.c.value).where(secrets.c.name == bindparam("name"))
 _PING: Final = select(api_keys.c.id).limit(1)
-_KEYS: Final = select(api_keys).order_by(api_keys.c.id)
+_KEYS: Final = select(api_keys).where(api_keys.c.revoked_at.is_(None)).order_by(api_keys.c.id)
 
 
 # -- workspaces -------------------------------------------------------------------------------------------------------
@@ -168,12 +208,18 @@ def workspaces_with_status(connection: Connection, status: WorkspaceStatus) -> l
     return sorted(found, key=lambda workspace: workspace.id)
 
 
+def expired_workspaces(connection: Connection, at: int, limit: int) -> list[Workspace]:
+    statement = select(workspaces).where(text(EXPIRES), workspaces.c.expires_at <= at)
+    found = connection.execute(statement.order_by(workspaces.c.expires_at).limit(limit))
+    return [rows.workspace(row) for row in found]
+
+
 # -- batches ----------------------------------------------------------------------------------------------------------
 
 
 def batch(connection: Connection, batch_id: str, *, with_calls: bool, inline: int | None) -> Batch | None:
     row = connection.execute(_BATCH, {"id": batch_id}).first()
-    if row is None:
+    if row is None or row.removal >= Removal.ALL_GOING:
         return None
     if not with_calls:
         return rows.batch(row)
@@ -183,7 +229,9 @@ def batch(connection: Connection, batch_id: str, *, with_calls: bool, inline: in
 def batches_page(
     connection: Connection, workspace_id: str, status: BatchStatus | None, before: str | None, limit: int
 ) -> Page[Batch]:
-    statement = select(batches).where(batches.c.workspace_id == workspace_id)
+    statement = select(batches).where(
+        batches.c.workspace_id == workspace_id, batches.c.removal < int(Removal.ALL_GOING)
+    )
     if status is not None:
         statement = statement.where(batches.c.status == status.value)
     found = _newest(connection, statement, batches.c.id, before, limit)
@@ -197,9 +245,29 @@ def unfinished_batches(connection: Connection, workspace_id: str | None) -> list
     return [UnfinishedBatch(row.id, row.workspace_id, bool(row.started)) for row in connection.execute(statement)]
 
 
+def batch_heads(connection: Connection, workspace_id: str, also: Collection[str], after: str | None) -> list[BatchHead]:
+    found: dict[str, BatchHead] = {}
+    for statement in (
+        _HEADS.where(literal_column(f"batches.{UNFINISHED_BATCH}"), batches.c.workspace_id == workspace_id),
+        _HEADS.where(batches.c.id.in_(also)) if also else None,
+        _HEADS.where(batches.c.workspace_id == workspace_id, batches.c.id > (after or ""))
+        .order_by(batches.c.id.desc())
+        .limit(1 if after is None else NEWEST_HEADS),
+    ):
+        if statement is not None:
+            for row in connection.execute(statement):
+                found[row.id] = BatchHead(row.id, row.last_seq, BatchStatus(row.status))
+    return [found[batch_id] for batch_id in sorted(found)]
+
+
 def last_seq(connection: Connection, batch_id: str) -> tuple[int, BatchStatus] | None:
     row = connection.execute(_LAST_SEQ, {"id": batch_id}).first()
     return None if row is None else (row.last_seq, BatchStatus(row.status))
+
+
+def batch_end(connection: Connection, about: str) -> BatchEnd | None:
+    row = connection.execute(_BATCH_END, {"about": about}).first()
+    return None if row is None else BatchEnd(row.finished_at)
 
 
 # -- calls ------------------------------------------------------------------------------------------------------------
@@ -219,14 +287,11 @@ def calls_page(
     # The rows examined: `narrow` walks one index from its newest entry, and ends after `examine` of them.
     examined = select(calls.c.id).where(*narrow).order_by(calls.c.id.desc()).limit(examine)
     if rest:
-        window = examined.subquery()
-        found_ids = (
-            select(calls.c.id)
-            .join(window, window.c.id == calls.c.id)
-            .where(*rest)
-            .order_by(calls.c.id.desc())
-            .limit(limit + 1)
-        )
+        # Of these rows alone: joined to the table again, a condition could send the database to an index of its own.
+        names = {each.column.name for each in rest} - {"id"}
+        window = examined.add_columns(*(calls.c[name] for name in sorted(names))).subquery()
+        kept = [each.holds(window.c[each.column.name]) for each in rest]
+        found_ids = select(window.c.id).where(*kept).order_by(window.c.id.desc()).limit(limit + 1)
     else:
         found_ids = examined.limit(min(limit + 1, examine))
     ids = list(connection.scalars(found_ids))
@@ -240,50 +305,67 @@ def calls_page(
     return Page(tuple(_call_records(connection, _BY_IDS, {"ids": ids}, inline)), next_before)
 
 
-def _conditions(condition: CallFilter) -> tuple[list[ColumnElement[bool]], list[ColumnElement[bool]]]:
+class _Condition(NamedTuple):
+    """A condition on one column; `indexed` are those that lead to an index, when there are others."""
+
+    column: ColumnElement[Any]
+    holds: Callable[[ColumnElement[Any]], ColumnElement[bool]]
+    indexed: tuple[ColumnElement[bool], ...] = ()
+
+
+def _equal(column: ColumnElement[Any], value: Any, *indexed: ColumnElement[bool]) -> _Condition:
+    return _Condition(column, lambda found: found == value, indexed)
+
+
+def _conditions(condition: CallFilter) -> tuple[list[ColumnElement[bool]], list[_Condition]]:
     """Return the conditions that one index answers in id order, and those looked at row by row."""
-    indexed: list[list[ColumnElement[bool]]] = []
+    leading: list[list[_Condition]] = []
     if condition.batch_id is not None:
-        indexed.append([calls.c.batch_id == condition.batch_id])
+        leading.append([_equal(calls.c.batch_id, condition.batch_id)])
     if condition.tool_call_id is not None:
-        indexed.append([calls.c.tool_call_id == condition.tool_call_id])
+        leading.append([_equal(calls.c.tool_call_id, condition.tool_call_id)])
     path = _path_conditions(condition.path)
     if condition.workspace_id is not None:
         # A workspace has fewer calls than a status or a tool; with a path its index holds just those.
-        indexed.append([calls.c.workspace_id == condition.workspace_id, *path])
+        leading.append([_equal(calls.c.workspace_id, condition.workspace_id), *path])
     if condition.error_code is not None:
-        indexed.append([calls.c.error_code == condition.error_code])
+        leading.append([_equal(calls.c.error_code, condition.error_code)])
     if condition.status is not None and condition.status is not CallStatus.SUCCEEDED:
-        indexed.append([calls.c.status == condition.status.value])
+        leading.append([_equal(calls.c.status, condition.status.value)])
     if condition.owner is not None:
-        indexed.append([calls.c.owner == condition.owner])
+        leading.append([_equal(calls.c.owner, condition.owner)])
     if condition.tool_name is not None:
         name = condition.tool_name.encode()
-        indexed.append([_tool_key == name[:TOOL_KEY_BYTES], calls.c.tool_name == name])
+        leading.append([_equal(calls.c.tool_name, name, _tool_key == name[:TOOL_KEY_BYTES])])
     if condition.status is CallStatus.SUCCEEDED:
-        indexed.append([calls.c.status == condition.status.value])
-    narrow = indexed[0] if indexed else []
-    rest = [part for parts in indexed[1:] for part in parts]
+        leading.append([_equal(calls.c.status, condition.status.value)])
+    first = leading[0] if leading else []
+    narrow = [part for each in first for part in (*each.indexed, each.holds(each.column))]
+    rest = [each for conditions in leading[1:] for each in conditions]
     if condition.workspace_id is None:
         rest += path
     if condition.until is not None:
-        narrow = [*narrow, calls.c.id < first_id("call", condition.until + CLOCK_SLACK_MS)]
-        rest.append(calls.c.queued_at <= condition.until)
+        until = condition.until
+        narrow.append(calls.c.id < first_id("call", until + CLOCK_SLACK_MS))
+        rest.append(_Condition(calls.c.queued_at, lambda found: found <= until))
     if condition.since is not None:
-        narrow = [*narrow, calls.c.id >= first_id("call", condition.since - CLOCK_SLACK_MS)]
-        rest.append(calls.c.queued_at >= condition.since)
+        since = condition.since
+        narrow.append(calls.c.id >= first_id("call", since - CLOCK_SLACK_MS))
+        rest.append(_Condition(calls.c.queued_at, lambda found: found >= since))
     if condition.min_duration_ms is not None:
-        rest.append(calls.c.duration_ms >= condition.min_duration_ms)
+        shortest = condition.min_duration_ms
+        rest.append(_Condition(calls.c.duration_ms, lambda found: found >= shortest))
     if condition.text is not None:
-        rest.append(_Holds(calls.c.summary, literal(condition.text.encode(), LargeBinary)))
+        searched = literal(condition.text.encode(), LargeBinary)
+        rest.append(_Condition(calls.c.summary, lambda found: _Holds(found, searched)))
     return narrow, rest
 
 
-def _path_conditions(path: str | None) -> list[ColumnElement[bool]]:
+def _path_conditions(path: str | None) -> list[_Condition]:
     if path is None:
         return []
     value = path.encode()
-    return [_path_key == value[:PATH_KEY_BYTES], calls.c.path == value]
+    return [_equal(calls.c.path, value, _path_key == value[:PATH_KEY_BYTES])]
 
 
 class _Holds(FunctionElement[bool]):
@@ -335,8 +417,9 @@ def _whole_call(row: Any) -> CallRecord:
 def events_page(connection: Connection, batch_id: str, after: int, limit: int) -> list[StoredEvent]:
     page: list[StoredEvent] = []
     size = 0
+    at_once = FIRST_EVENTS
     while len(page) < limit and size < EVENT_PAGE_BYTES:
-        most = min(EVENTS_AT_ONCE, limit - len(page))
+        most = min(at_once, limit - len(page))
         found = connection.execute(_EVENTS, {"batch_id": batch_id, "after": after, "most": most}).all()
         output = _output_of(connection, batch_id, found)
         page += [rows.event(row, output.get(row.seq, ())) for row in found]
@@ -344,6 +427,8 @@ def events_page(connection: Connection, batch_id: str, after: int, limit: int) -
             break
         after = found[-1].seq
         size += sum(len(row.data) for row in found) + sum(len(part.data) for part in chain(*output.values()))
+        if size < EVENT_PAGE_BYTES // 8:
+            at_once = EVENTS_AT_ONCE
     return page
 
 
@@ -357,7 +442,9 @@ def _output_of(connection: Connection, batch_id: str, found: Sequence[Any]) -> d
     return output
 
 
-def output_extent(connection: Connection, call_id: str, stream: OutputStream | None) -> OutputExtent:
+def output_extent(connection: Connection, call_id: str, stream: OutputStream | None) -> OutputExtent | None:
+    if connection.scalar(_OUTPUT_KEPT, {"id": call_id}) is False:
+        return None
     offset = call_output.c.combined_offset if stream is None else call_output.c.stream_offset
     statement = select(offset + func.length(call_output.c.data)).where(call_output.c.call_id == call_id)
     if stream is not None:
@@ -416,6 +503,35 @@ def next_output_limit(limit: int, size: int) -> int:
     return max(limit // 2, 1) if size > OUTPUT_PIECE_BYTES else limit
 
 
+# -- retention --------------------------------------------------------------------------------------------------------
+
+
+def removable_batches(connection: Connection, found_at: Sequence[Removal], ended_before: int, limit: int) -> list[str]:
+    # One range of the index per step.
+    found: list[str] = []
+    for step in found_at:
+        statement = select(batches.c.id).where(
+            text(FINISHED), batches.c.removal == int(step), batches.c.finished_at < ended_before
+        )
+        found += connection.scalars(statement.limit(limit - len(found)))
+        if len(found) == limit:
+            break
+    return found
+
+
+def gone_workspaces(
+    connection: Connection, ended_before: int, after: tuple[int, str] | None, limit: int
+) -> list[GoneWorkspace]:
+    has_batches = exists().where(batches.c.workspace_id == workspaces.c.id)
+    statement = select(workspaces.c.id, workspaces.c.ended_at, has_batches).where(
+        text(ENDED), workspaces.c.ended_at < ended_before
+    )
+    if after is not None:
+        statement = statement.where(tuple_(workspaces.c.ended_at, workspaces.c.id) > after)
+    found = connection.execute(statement.order_by(workspaces.c.ended_at, workspaces.c.id).limit(limit))
+    return [GoneWorkspace(*row) for row in found]
+
+
 # -- keys -------------------------------------------------------------------------------------------------------------
 
 
@@ -423,8 +539,61 @@ def ping(connection: Connection) -> None:
     connection.execute(_PING)
 
 
+def secret(connection: Connection, name: str) -> bytes | None:
+    value: bytes | None = connection.scalar(_SECRET, {"name": name})
+    return value
+
+
 def keys(connection: Connection) -> list[ApiKey]:
     return [rows.key(row) for row in connection.execute(_KEYS)]
+
+
+def keys_page(connection: Connection, before: str | None, limit: int) -> Page[ApiKey]:
+    found = _newest(connection, select(api_keys), api_keys.c.id, before, limit)
+    return _page([rows.key(row) for row in found[:limit]], more=len(found) > limit)
+
+
+# -- the audit log ----------------------------------------------------------------------------------------------------
+
+
+def audit_page(
+    connection: Connection, condition: AuditFilter, before: str | None, limit: int, examine: int
+) -> Page[AuditEvent]:
+    columns = audit_events.c
+    indexed: list[list[ColumnElement[bool]]] = []
+    if condition.target is not None:
+        indexed.append([columns.target == condition.target])
+    if condition.action is not None and condition.action is not AuditAction.BATCH_SUBMITTED:
+        # The second says nothing new to a reader; it leads the database to the index that has these.
+        indexed.append([columns.action == condition.action.value, literal_column(f"audit_events.{RARE_ACTION}")])
+    if condition.actor is not None:
+        indexed.append([columns.actor == condition.actor])
+    if condition.action is AuditAction.BATCH_SUBMITTED:
+        indexed.append([columns.action == condition.action.value])
+    alone = len(indexed) == 1 and condition.action is AuditAction.BATCH_SUBMITTED
+    narrow = indexed.pop(0) if indexed and not alone else []
+    rest = [part for parts in indexed for part in parts]
+    if condition.until is not None:
+        narrow.append(columns.id < first_id("audit", condition.until + CLOCK_SLACK_MS))
+        rest.append(columns.at <= condition.until)
+    if condition.since is not None:
+        narrow.append(columns.id >= first_id("audit", condition.since - CLOCK_SLACK_MS))
+        rest.append(columns.at >= condition.since)
+    if before is not None:
+        narrow.append(columns.id < before)
+    examined = select(columns.id).where(*narrow).order_by(columns.id.desc()).limit(examine)
+    window = examined.subquery()
+    found = connection.execute(
+        select(audit_events)
+        .join(window, window.c.id == columns.id)
+        .where(*rest)
+        .order_by(columns.id.desc())
+        .limit(limit + 1)
+    ).all()
+    items = tuple(rows.audit_event(row) for row in found[:limit])
+    if len(found) > limit:
+        return Page(items, items[-1].id)
+    return Page(items, connection.scalar(examined.limit(1).offset(examine - 1)))
 
 
 # -- lists ------------------------------------------------------------------------------------------------------------

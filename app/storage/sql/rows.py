@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from app.domain import json_codec
+from app.domain.audit import AuditAction, AuditEvent
 from app.domain.batch import Batch, BatchStatus, Summary
 from app.domain.events import EventType, OutputRow, StoredEvent
 from app.domain.idempotency import IdempotencyKey
@@ -47,6 +48,8 @@ def workspace_row(workspace: Workspace, idempotency: IdempotencyKey | None = Non
         path_value(workspace.root),
         signed(workspace.root_device),
         signed(workspace.root_inode),
+        workspace.root_uid,
+        workspace.root_gid,
         workspace.managed,
         workspace.trusted,
         options_value(workspace.options),
@@ -55,6 +58,7 @@ def workspace_row(workspace: Workspace, idempotency: IdempotencyKey | None = Non
         workspace.created_at,
         workspace.last_used_at,
         workspace.expires_at,
+        None,
         None if idempotency is None else scoped_key(idempotency.value, workspace.owner),
         None if idempotency is None else idempotency.digest,
     )
@@ -78,6 +82,8 @@ def workspace(row: Any) -> Workspace:
         root=os.fsdecode(row.root),
         root_device=unsigned(row.root_device),
         root_inode=unsigned(row.root_inode),
+        root_uid=row.root_uid,
+        root_gid=row.root_gid,
         managed=bool(row.managed),
         trusted=bool(row.trusted),
         options=_options(row.options),
@@ -128,6 +134,7 @@ def batch_row(batch: Batch, idempotency: IdempotencyKey | None = None) -> RowVal
         batch.epoch,
         batch.last_seq,
         None,
+        0,
         None if idempotency is None else scoped_key(idempotency.value, batch.owner, batch.workspace_id),
         None if idempotency is None else idempotency.digest,
         json_codec.dump(batch.metadata),
@@ -247,8 +254,54 @@ def output(row: Any) -> OutputRow:
 
 
 def key_row(key: ApiKey) -> RowValues:
-    return (key.id, key.name.encode(), key.token_hash, json_codec.dump(list(key.scopes)), key.created_at)
+    return (
+        key.id,
+        key.name.encode(),
+        key.owner,
+        key.token_hash,
+        json_codec.dump(list(key.scopes)),
+        key.created_at,
+        key.created_by,
+        key.expires_at,
+        key.revoked_at,
+    )
 
 
 def key(row: Any) -> ApiKey:
-    return ApiKey(row.id, row.name.decode(), row.token_hash, tuple(json_codec.parse(row.scopes)), row.created_at)
+    return ApiKey(
+        id=row.id,
+        name=row.name.decode(),
+        owner=row.owner,
+        token_hash=row.token_hash,
+        scopes=tuple(json_codec.parse(row.scopes)),
+        created_at=row.created_at,
+        created_by=row.created_by,
+        expires_at=row.expires_at,
+        revoked_at=row.revoked_at,
+    )
+
+
+def audit_row(event: AuditEvent) -> RowValues:
+    return (
+        event.id,
+        event.at,
+        event.action.value,
+        event.actor,
+        event.owner,
+        event.target,
+        event.request_id,
+        json_codec.dump(event.details),
+    )
+
+
+def audit_event(row: Any) -> AuditEvent:
+    return AuditEvent(
+        id=row.id,
+        at=row.at,
+        action=AuditAction(row.action),
+        actor=row.actor,
+        owner=row.owner,
+        target=row.target,
+        request_id=row.request_id,
+        details=json_codec.parse(row.details),
+    )

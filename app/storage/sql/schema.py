@@ -42,6 +42,11 @@ LARGE_ARGUMENTS_BYTES: Final = 2000
 OPEN_WORKSPACE: Final = "status IN ('active', 'deleting')"
 KEYED: Final = "idempotency_key IS NOT NULL"
 WITH_PATH: Final = "path IS NOT NULL"
+ENDED: Final = "ended_at IS NOT NULL"
+EXPIRES: Final = "status = 'active' AND expires_at IS NOT NULL"
+FINISHED: Final = "finished_at IS NOT NULL"
+RARE_ACTION: Final = "action <> 'batch.submitted'"
+"""What the index by action of the audit log has: most rows are of batches, and to have those would cost each one."""
 UNFINISHED_BATCH: Final = "status IN ('queued', 'running')"
 
 metadata = MetaData(
@@ -64,6 +69,8 @@ workspaces = Table(
     # Unsigned 64-bit numbers, kept as the signed ones with the same bits.
     Column("root_device", BigInteger, nullable=False),
     Column("root_inode", BigInteger, nullable=False),
+    Column("root_uid", BigInteger, nullable=False),
+    Column("root_gid", BigInteger, nullable=False),
     Column("managed", Boolean, nullable=False),
     Column("trusted", Boolean, nullable=False),
     Column("options", LargeBinary, nullable=False),
@@ -72,6 +79,8 @@ workspaces = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("last_used_at", BigInteger, nullable=False),
     Column("expires_at", BigInteger),
+    # When it was deleted or had expired.
+    Column("ended_at", BigInteger),
     # The key behind its scope, as `rows.scoped_key` writes it; null, like the digest, when the request had none.
     Column("idempotency_key", _ascii),
     Column("request_digest", LargeBinary),
@@ -85,6 +94,19 @@ Index(
     unique=True,
     sqlite_where=text(OPEN_WORKSPACE),
     postgresql_where=text(OPEN_WORKSPACE),
+)
+Index(
+    "ix_workspaces_expiry",
+    workspaces.c.expires_at,
+    sqlite_where=text(EXPIRES),
+    postgresql_where=text(EXPIRES),
+)
+Index(
+    "ix_workspaces_ended",
+    workspaces.c.ended_at,
+    workspaces.c.id,
+    sqlite_where=text(ENDED),
+    postgresql_where=text(ENDED),
 )
 Index(
     "ux_workspaces_idempotency_key",
@@ -123,6 +145,8 @@ batches = Table(
     Column("epoch", BigInteger, nullable=False),
     Column("last_seq", BigInteger, nullable=False),
     Column("claim", _ascii),
+    # How far retention has gone with it: a `Removal`.
+    Column("removal", Integer, nullable=False),
     # As for workspaces.
     Column("idempotency_key", _ascii),
     Column("request_digest", LargeBinary),
@@ -136,6 +160,13 @@ Index(
     batches.c.id,
     sqlite_where=text(UNFINISHED_BATCH),
     postgresql_where=text(UNFINISHED_BATCH),
+)
+Index(
+    "ix_batches_removal",
+    batches.c.removal,
+    batches.c.finished_at,
+    sqlite_where=text(FINISHED),
+    postgresql_where=text(FINISHED),
 )
 Index(
     "ux_batches_idempotency_key",
@@ -245,9 +276,54 @@ api_keys = Table(
     metadata,
     Column("id", _ascii, primary_key=True),
     Column("name", LargeBinary, nullable=False),
+    Column("owner", _ascii, nullable=False),
     Column("token_hash", LargeBinary, nullable=False),
     Column("scopes", LargeBinary, nullable=False),
     Column("created_at", BigInteger, nullable=False),
+    Column("created_by", _ascii, nullable=False),
+    Column("expires_at", BigInteger),
+    Column("revoked_at", BigInteger),
     sqlite_with_rowid=False,
 )
 Index("ux_api_keys_token_hash", api_keys.c.token_hash, unique=True)
+
+
+secrets = Table(
+    "secrets",
+    metadata,
+    Column("name", _ascii, primary_key=True),
+    Column("value", LargeBinary, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+
+# Rows are only ever added, but for what retention removes.
+audit_events = Table(
+    "audit_events",
+    metadata,
+    Column("id", _ascii, primary_key=True),
+    Column("at", BigInteger, nullable=False),
+    Column("action", _ascii, nullable=False),
+    Column("actor", _ascii, nullable=False),
+    Column("owner", _ascii, nullable=False),
+    Column("target", _ascii),
+    Column("request_id", _ascii),
+    Column("details", LargeBinary, nullable=False),
+    sqlite_with_rowid=False,
+)
+Index("ix_audit_events_actor", audit_events.c.actor, audit_events.c.id)
+Index(
+    "ix_audit_events_target",
+    audit_events.c.target,
+    audit_events.c.id,
+    sqlite_where=text("target IS NOT NULL"),
+    postgresql_where=text("target IS NOT NULL"),
+)
+Index(
+    "ix_audit_events_action",
+    audit_events.c.action,
+    audit_events.c.id,
+    sqlite_where=text(RARE_ACTION),
+    postgresql_where=text(RARE_ACTION),
+)

@@ -1,6 +1,6 @@
 """`Storage` on SQLite and on Postgres."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -8,13 +8,19 @@ import psycopg
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from app.domain.audit import AuditEvent
 from app.domain.batch import Batch, BatchStatus
 from app.domain.events import OutputStream, StoredEvent
+from app.domain.retention import Removal
 from app.domain.tool_call import CallRecord
 from app.domain.workspace import Workspace, WorkspaceStatus
 from app.storage.base import (
     ApiKey,
+    AuditFilter,
+    BatchEnd,
+    BatchHead,
     CallFilter,
+    GoneWorkspace,
     Made,
     OperationalError,
     OutputExtent,
@@ -95,6 +101,9 @@ class SqlStorage:
     def workspaces_with_status(self, status: WorkspaceStatus) -> list[Workspace]:
         return self._read(queries.workspaces_with_status, status)
 
+    def expired_workspaces(self, at: int, *, limit: int) -> list[Workspace]:
+        return self._read(queries.expired_workspaces, at, limit)
+
     def batch(self, batch_id: str, *, calls: bool = True, inline: int | None = None) -> Batch | None:
         return self._read(queries.batch, batch_id, with_calls=calls, inline=inline)
 
@@ -103,6 +112,9 @@ class SqlStorage:
 
     def batches(self, workspace_id: str, *, status: BatchStatus | None, before: str | None, limit: int) -> Page[Batch]:
         return self._read(queries.batches_page, workspace_id, status, before, limit)
+
+    def batch_heads(self, workspace_id: str, *, also: Collection[str], after: str | None) -> list[BatchHead]:
+        return self._read(queries.batch_heads, workspace_id, also, after)
 
     def unfinished_batches(self, workspace_id: str | None = None) -> list[UnfinishedBatch]:
         return self._read(queries.unfinished_batches, workspace_id)
@@ -121,7 +133,7 @@ class SqlStorage:
     def last_seq(self, batch_id: str) -> tuple[int, BatchStatus] | None:
         return self._read(queries.last_seq, batch_id)
 
-    def output_extent(self, call_id: str, stream: OutputStream | None) -> OutputExtent:
+    def output_extent(self, call_id: str, stream: OutputStream | None) -> OutputExtent | None:
         return self._read(queries.output_extent, call_id, stream)
 
     def output(self, call_id: str, stream: OutputStream | None, *, start: int, end: int) -> Iterator[bytes]:
@@ -141,8 +153,28 @@ class SqlStorage:
             position = last.combined_offset + len(last.data)
             limit = queries.next_output_limit(limit, sum(len(row.data) for row in found))
 
+    def batch_end(self, about: str) -> BatchEnd | None:
+        return self._read(queries.batch_end, about)
+
+    def secret(self, name: str) -> bytes | None:
+        return self._read(queries.secret, name)
+
+    def removable_batches(self, found_at: Sequence[Removal], *, ended_before: int, limit: int) -> list[str]:
+        return self._read(queries.removable_batches, found_at, ended_before, limit)
+
+    def gone_workspaces(self, *, ended_before: int, after: tuple[int, str] | None, limit: int) -> list[GoneWorkspace]:
+        return self._read(queries.gone_workspaces, ended_before, after, limit)
+
+    def audit_events(
+        self, condition: AuditFilter, *, before: str | None, limit: int, examine: int = 2000
+    ) -> Page[AuditEvent]:
+        return self._read(queries.audit_page, condition, before, limit, examine)
+
     def keys(self) -> list[ApiKey]:
         return self._read(queries.keys)
+
+    def keys_page(self, *, before: str | None, limit: int) -> Page[ApiKey]:
+        return self._read(queries.keys_page, before, limit)
 
     def _read(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
