@@ -154,6 +154,8 @@ def _workspace() -> Workspace:
         root=f"/nowhere/{workspace_id}",
         root_device=0,
         root_inode=0,
+        root_uid=0,
+        root_gid=0,
         managed=False,
         trusted=True,
         options=WorkspaceOptions(),

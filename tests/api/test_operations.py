@@ -45,7 +45,8 @@ def test_the_version_and_every_command_say_what_the_sandbox_really_is(tmp_path: 
         workspace = client.post("/v1/workspaces", json={"files": {"a.txt": "needle"}}).json()["id"]
         # Where something holds a command, no guard looks at its words.
         call = client.post(f"/v1/workspaces/{workspace}/tools/bash", json={"command": "ls -d /etc"}).json()
-        assert call["result"]["details"]["sandbox"] == report
+        network = "host" if tier == "process" else "none"
+        assert call["result"]["details"]["sandbox"] == {**report, "network": network}
         assert call["status"] == ("failed" if tier == "process" else "succeeded")
         found = client.post(f"/v1/workspaces/{workspace}/tools/grep", json={"pattern": "needle"}).json()
         assert found["result"]["content"][0]["text"] == "a.txt:1: needle"

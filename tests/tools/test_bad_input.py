@@ -47,7 +47,8 @@ RIGHT: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A workspace with one of everything; no test of this module changes it."""
-    root = tmp_path_factory.mktemp("workspace")
+    root = tmp_path_factory.mktemp("bad-input") / "workspace"  # alone with what is outside: tests look at all of it
+    root.mkdir()
     (root / "file.txt").write_text("one\ntwo\n")
     (root / "dir").mkdir()
     (root / "dir" / "inner.txt").write_text("inner\n")

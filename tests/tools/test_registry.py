@@ -8,6 +8,7 @@ import jsonschema
 import pytest
 
 from app.domain.workspace import WorkspaceOptions
+from app.sandbox.decoder import Decoder
 from app.sandbox.file_pool import FilePool
 from app.sandbox.local import LocalSandbox
 from app.sandbox.process_slots import ProcessSlots
@@ -121,9 +122,14 @@ def test_every_definition_can_be_shown_to_a_model() -> None:
 
 
 def test_tools_are_made_with_the_shared_means(tmp_path: Path, shared: ToolsOptions) -> None:
-    commands = ProcessSlots(1, 1)
+    commands, decoder = ProcessSlots(1, 1), Decoder()
     given = dataclasses.replace(
-        shared, commands=commands, tenant="key_1", root_identity=(1, 2), output_url=lambda call: f"/calls/{call}"
+        shared,
+        commands=commands,
+        decoder=decoder,
+        tenant="key_1",
+        root_identity=(1, 2),
+        output_url=lambda call: f"/calls/{call}",
     )
     for tool in create_all_tools(str(tmp_path), given).values():
         environment = tool._environment  # type: ignore[attr-defined]
@@ -134,6 +140,7 @@ def test_tools_are_made_with_the_shared_means(tmp_path: Path, shared: ToolsOptio
             files=given.files,
             mutations=given.mutations,
             commands=commands,
+            decoder=decoder,
             tenant="key_1",
             root_identity=(1, 2),
             output_url=given.output_url,
