@@ -8,12 +8,18 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from hypothesis import settings
 from psycopg import sql
 
 from app.storage.sql.schema import metadata
 from app.storage.sql.storage import SqlStorage
 from tests.support.postgres import URL_VARIABLE, Databases, PostgresServer
 from tests.support.users import let_others_pass
+
+# The same examples in every run, so that a change is what makes a test fail; others come with
+# `--hypothesis-profile=default`. How long one takes depends on what else the machine does.
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.load_profile("same")
 
 MADE_BASE = pytest.StashKey[Path]()
 MIGRATED = f"toolcrib_migrated_{os.getpid()}"
