@@ -112,11 +112,12 @@ def ask(
         if not _can_be_said_in_json(case.body) or len(str(case.query)) > URL_MAX:
             return
         if mode is schemathesis.GenerationMode.POSITIVE:
-            # No schema says which directories and encodings there are, what the server grants commands at most, nor
-            # which keys other requests had.
+            # No schema says which directories and encodings there are, what the server grants commands and workspaces at
+            # most, nor which keys other requests had.
             if isinstance(case.body, dict):
                 case.body.pop("root", None)
                 options = case.body.get("options") or {}
+                options.pop("quotaBytes", None)
                 for group, name in (("read", "encoding"), ("bash", "limits"), ("powershell", "limits")):
                     (options.get(group) or {}).pop(name, None)
                 if not _fits(operation, case.body):
