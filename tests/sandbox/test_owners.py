@@ -17,7 +17,8 @@ from app.sandbox.environment import command_environment
 from app.sandbox.local import LocalSandbox
 from app.sandbox.probe import find_gaps
 from app.sandbox.process import CommandOutcome, run_command
-from app.sandbox.ripgrep import Ripgrep
+from app.sandbox.programs import provide
+from app.sandbox.ripgrep import Ripgrep, installed_ripgrep
 from tests.support.processes import eventually, living, until
 from tests.support.sandbox_tiers import TIERS, make_sandbox
 from tests.support.users import NOBODY
@@ -229,5 +230,9 @@ async def test_the_probe_and_ripgrep_work_as_an_account(sandbox: LocalSandbox, t
     else:
         assert gaps == []
     assert list((tmp_path / "private").iterdir()) == []
-    assert await Ripgrep(sandbox).version(DEFAULT) is not None
+    installed = installed_ripgrep()
+    assert installed is not None
+    # The account may not be able to pass the directories on the way to this checkout.
+    program = provide(installed, DEFAULT, tmp_path / "private-programs")
+    assert await Ripgrep(sandbox, program=program).version(DEFAULT) is not None
     assert "user" not in sandbox.report.missing
