@@ -109,10 +109,7 @@ class ServerThread:
 
 @dataclass
 class ServerProcess:
-    """`python -m app serve`, or another command that listens, in a process of its own.
-
-    `lines` is what it printed on stdout so far.
-    """
+    """`python -m app serve` in a process of its own; `lines` is what it printed on stdout so far."""
 
     data_dir: Path
     environment: dict[str, str] = field(default_factory=dict)
@@ -120,7 +117,6 @@ class ServerProcess:
     url: str = ""
     lines: list[str] = field(default_factory=list)
     process: Any = None
-    command: str = "serve"
 
     def __enter__(self) -> Self:
         self.start()
@@ -129,12 +125,6 @@ class ServerProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Kill the process if it still runs."""
-        if self.process is None:
-            return
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
         self.process.wait(WAIT_SECONDS)
@@ -147,7 +137,7 @@ class ServerProcess:
             self.process.stdout.close()
         with (self.data_dir.parent / "stderr.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [*self.wrapper, sys.executable, "-m", "app", self.command],
+                [*self.wrapper, sys.executable, "-m", "app", "serve"],
                 env=clean_environment(self.data_dir) | self.environment,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -22,10 +22,9 @@ POSTGRES_DISK: Final = "512m"
 
 @dataclass(frozen=True)
 class Member:
-    """One process: what it is started as, which data directory it has, whether clients may ask it."""
+    """One process: which data directory it has, how it is set up, whether clients may ask it."""
 
     node: str = "node"
-    command: str = "serve"
     environment: dict[str, str] = field(default_factory=dict)
     serves: bool = True
 
@@ -69,12 +68,10 @@ class Fleet:
             for node in sorted({member.node for member in self.topology.members}):
                 self._disk(node, NODE_DISK)
             for member in self.topology.members:
-                process = ServerProcess(
-                    self._directory / member.node, environment | member.environment, command=member.command
-                )
-                self._stack.callback(process.close)
+                process = ServerProcess(self._directory / member.node, environment | member.environment)
                 self.processes.append(process)
                 self.start(process)
+                self._stack.push(process.__exit__)
             self._stack = self._stack.pop_all()
         return self
 
