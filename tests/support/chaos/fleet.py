@@ -13,6 +13,7 @@ from typing import Final, Self
 
 from tests.support.postgres import PostgresServer
 from tests.support.server import KEY, ServerProcess, api_client
+from tests.support.tcp_proxy import TcpProxy
 
 START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 30.0
@@ -52,6 +53,8 @@ class Fleet:
     def __init__(self, topology: Topology, directory: Path, *, small_disks: bool) -> None:
         self.topology = topology
         self.postgres: PostgresServer | None = None
+        self.networks: list[TcpProxy] = []
+        """What lies between each process and Postgres."""
         self.disks: list[Path] = []
         self._directory = directory
         self._small_disks = small_disks
@@ -64,10 +67,13 @@ class Fleet:
             if self.topology.postgres:
                 place = self._disk("cluster", POSTGRES_DISK)
                 self.postgres = self._stack.enter_context(PostgresServer(directory=place))
-                environment["TOOLCRIB_DATABASE_URL"] = self.postgres.url
             for node in sorted({member.node for member in self.topology.members}):
                 self._disk(node, NODE_DISK)
             for member in self.topology.members:
+                if self.postgres is not None:
+                    network = self._stack.enter_context(TcpProxy(self.postgres.port))
+                    self.networks.append(network)
+                    environment["TOOLCRIB_DATABASE_URL"] = f"postgresql://toolcrib@127.0.0.1:{network.port}/postgres"
                 process = ServerProcess(self._directory / member.node, environment | member.environment)
                 self.processes.append(process)
                 self.start(process)

@@ -5,8 +5,11 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Final
 
 from tests.support.chaos.fleet import Fleet, filled
+
+COMMIT_SECONDS: Final = 2.0
 
 
 class Storm:
@@ -22,7 +25,12 @@ class Storm:
             (1, "processes paused", self._pause),
         ]
         if fleet.postgres is not None:
-            self._blows += [(3, "Postgres killed", self._kill_postgres), (1, "all killed at once", self._kill_all)]
+            self._blows += [
+                (3, "Postgres killed", self._kill_postgres),
+                (1, "all killed at once", self._kill_all),
+                (3, "answers to COMMIT lost", self._lose_commit),
+                (1, "ways to Postgres silent", self._silence),
+            ]
         if fleet.disks:
             self._blows.append((2, "disks filled", self._fill))
 
@@ -60,6 +68,16 @@ class Storm:
         self._fleet.postgres.kill()
         time.sleep(self._draw.uniform(0, 2.0))
         self._fleet.postgres.start()
+
+    def _lose_commit(self) -> None:
+        network = self._draw.choice(self._fleet.networks)
+        network.cut_after(b"COMMIT\0")
+        network.cut.wait(COMMIT_SECONDS)
+        network.cut_after(None)
+
+    def _silence(self) -> None:
+        with self._draw.choice(self._fleet.networks).silent():
+            time.sleep(self._draw.uniform(0.5, 4.0))
 
     def _kill_all(self) -> None:
         for process in self._fleet.processes:
