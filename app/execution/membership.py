@@ -119,6 +119,9 @@ class Membership:
             _log.warning("leave_failed", reason=str(error))
 
     def _heard(self, began: float, living: Collection[Process]) -> None:
+        # After a process was frozen its first heartbeat is heard at once, and others may have judged it meanwhile.
+        if began - self._renewed_at >= RENEWAL_SECONDS and (not self.alone or len(living) > 1):
+            self._lapse()
         # The lease counts from the time the heartbeat was sent: when it arrived is the database's to know.
         if began - self._renewed_at >= LEASE_SECONDS:
             self._unbroken_since = began
@@ -128,7 +131,11 @@ class Membership:
         self._storage.tell_others(None if self.alone else self.process.id)
 
     def _look(self) -> None:
-        if self._lapsed or self.current:
+        if not self.current:
+            self._lapse()
+
+    def _lapse(self) -> None:
+        if self._lapsed:
             return
         self._lapsed = True
         _log.error("lease_lapsed", seconds=RENEWAL_SECONDS)
