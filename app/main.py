@@ -66,7 +66,7 @@ from app.services.pressure import Pressure
 from app.services.readiness import Readiness
 from app.services.request_rates import BURST_SECONDS, Rate, RequestRates
 from app.services.retention import Retention
-from app.services.streams import StreamSlots
+from app.services.streams import StreamSlots, end_with_their_keys
 from app.services.tool_catalog import ToolCatalog
 from app.services.url_tokens import UrlTokenService, secret_of
 from app.services.workspace_roots import WorkspaceRoots, look_at
@@ -410,6 +410,8 @@ async def running(
         stack.push_async_callback(_cancel, keeping_records)
         housekeeping = asyncio.create_task(workspace_service.keep_house(), name="housekeeping")
         stack.push_async_callback(_cancel, housekeeping)
+        ending_streams = asyncio.create_task(end_with_their_keys(streams, keys), name="streams")
+        stack.push_async_callback(_cancel, ending_streams)
         stack.push_async_callback(_end_batches, batch_service)
         run_as = os.geteuid() if account is None else account.uid
         _log.info("ready", data_dir=str(settings.data_dir), sandbox=about.sandbox, run_as=run_as)
