@@ -156,7 +156,8 @@ lock: $(DEV_STAMP)
 	    $(BIN)/python -m uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
 	        --python-version 3.11 $(if $(UPGRADE),--upgrade) "$$@"
 	}
-	compile pyproject.toml -o requirements.lock
+	# One environment, and so one image, serves in every role.
+	compile pyproject.toml --extra distributed -o requirements.lock
 	compile pyproject.toml --group dev -c requirements.lock -o requirements-dev.lock
 	compile --group build -c requirements-dev.lock -o requirements-build.lock
 

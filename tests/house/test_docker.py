@@ -5,6 +5,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -65,6 +66,13 @@ def test_the_image_runs_as_a_user_without_privileges_behind_an_init():
     assert instructions("ENTRYPOINT") == ['["tini", "--", "toolcrib"]']
     assert instructions("VOLUME") == ["/data"]
     assert len(instructions("HEALTHCHECK")) == 1
+
+
+def test_the_lock_of_the_image_holds_what_every_role_needs():
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["distributed"]
+    assert instructions("RUN")[1].endswith("--require-hashes -r requirements.lock")
+    locked = set(re.findall(r"^([a-z0-9-]+)==", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+    assert {re.split(r"[<>=\[]", requirement)[0] for requirement in extra} - locked == set()
 
 
 def test_settings_of_image_and_compose_file_are_settings_of_the_service():
