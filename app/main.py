@@ -47,6 +47,7 @@ from app.sandbox.base import Sandbox, Tier
 from app.sandbox.containment import display_path
 from app.sandbox.decoder import Decoder
 from app.sandbox.disk import DiskUsage
+from app.sandbox.file_locks import FileLocks
 from app.sandbox.file_pool import FilePool
 from app.sandbox.limits import CommandLimits, CommandPolicy, memory_share
 from app.sandbox.local import LocalSandbox
@@ -274,7 +275,10 @@ async def running(
 
         file_pool = FilePool()
         stack.callback(file_pool.close)
-        mutations = FileMutationQueue()
+        locks = None if settings.database_url is None else await asyncio.to_thread(_file_locks, settings)
+        if locks is not None:
+            stack.callback(locks.close)
+        mutations = FileMutationQueue(locks)
         policy = _command_policy(settings)
         disk_usage = DiskUsage(settings.workspace_bytes or None)
         means = await asyncio.to_thread(_means, settings, policy.limits, account, place)
@@ -522,6 +526,22 @@ def _make_data_dir(settings: Settings) -> None:
 
 def _database_file(settings: Settings) -> Path:
     return settings.data_dir / "toolcrib.db"
+
+
+def _file_locks(settings: Settings) -> FileLocks:
+    """Return the locks that processes which share the data directory change files under.
+
+    Raises:
+        ConfigurationError: the file system of the data directory knows none.
+    """
+    path = settings.data_dir / "file-locks"
+    try:
+        return FileLocks(path)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{variable('data_dir')}: {path} cannot be locked, so changes of files could not be kept apart from those "
+            f"of other processes: {error.strerror}."
+        ) from None
 
 
 def _account(settings: Settings) -> Account | None:

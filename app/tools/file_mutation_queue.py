@@ -3,6 +3,9 @@
 Two names are one file when they resolve to the same last name in the same directory, whatever links led there, with the
 name in NFC and case-folded, so that it also holds on file systems that do not tell such names apart.
 
+Where several processes work in the same directories, whoever is first in line also takes the file's lock, which the
+others take, too (`app.sandbox.file_locks`). Between processes the order is not that of arrival.
+
 Rule: a holder of a file holds that one key and waits for nothing else but a thread to work in. So nothing can wait in a
 circle.
 """
@@ -15,6 +18,7 @@ from typing import Final, TypeVar
 from app.domain.abort import Aborted, AbortReason, AbortSignal
 from app.errors import ErrorCode, ToolError
 from app.sandbox.containment import MutationKey, Target
+from app.sandbox.file_locks import FileLocks
 from app.sandbox.file_pool import FilePool
 from app.sandbox.files import ParentVanished
 
@@ -43,9 +47,13 @@ class _Lease:
 
 
 class FileMutationQueue:
-    """The lines of one process, on one event loop at a time. A line is freed when nobody stands in it."""
+    """The lines of one process, on one event loop at a time. A line is freed when nobody stands in it.
 
-    def __init__(self) -> None:
+    `locks` keep the changes of other processes away; None when there are no others.
+    """
+
+    def __init__(self, locks: FileLocks | None = None) -> None:
+        self._locks = locks
         # The first ticket of a line is being served; the others are futures that say "your turn".
         self._lines: dict[Hashable, deque[asyncio.Future[None]]] = {}
 
@@ -74,8 +82,8 @@ class FileMutationQueue:
         """
         for _ in range(_ATTEMPTS):
             try:
-                target, ticket = await self._arrive(files, workspace, resolve, signal)
-                return await self._change(files, workspace, target, ticket, work, signal)
+                target, key, ticket = await self._arrive(files, workspace, resolve, signal)
+                return await self._change(files, workspace, target, key, ticket, work, signal)
             except ParentVanished:
                 # The call that had made the directory failed and took it away again. Nothing was done: find it anew.
                 continue
@@ -85,7 +93,7 @@ class FileMutationQueue:
 
     async def _arrive(
         self, files: FilePool, workspace: str, resolve: Callable[[], Target], signal: AbortSignal
-    ) -> tuple[Target, "_Ticket"]:
+    ) -> tuple[Target, MutationKey, "_Ticket"]:
         """Resolve the target and take its next place in line, in the order of arrival in this workspace."""
 
         def find() -> tuple[Target, MutationKey]:
@@ -112,7 +120,7 @@ class FileMutationQueue:
             await arrival.turn(signal)
             target, key = await files.run(find, signal=signal, workspace=workspace, on_return=lease.lend())
             found.clear()
-            return target, _Ticket(self._lines, key)
+            return target, key, _Ticket(self._lines, key)
         finally:
             lease.give_back()
 
@@ -121,11 +129,13 @@ class FileMutationQueue:
         files: FilePool,
         workspace: str,
         target: Target,
+        key: MutationKey,
         ticket: "_Ticket",
         work: Callable[[Target], R],
         signal: AbortSignal,
     ) -> R:
         started = False
+        unlock: Callable[[], None] | None = None
 
         def change() -> R:
             nonlocal started
@@ -137,14 +147,18 @@ class FileMutationQueue:
                 raise
 
         def release() -> None:
+            if unlock is not None:
+                unlock()
             ticket.leave()
             target.close()
 
         lease = _Lease(release)
         try:
             await ticket.turn(signal)
+            if self._locks is not None:
+                unlock = await self._locks.hold(key, signal)
             return await files.run(change, signal=signal, workspace=workspace, on_return=lease.lend())
-        except (Aborted, asyncio.CancelledError):
+        except (Aborted, asyncio.CancelledError, ToolError):
             if target.made_parents and not started:
                 await _undo(files, workspace, target, lease)
             raise

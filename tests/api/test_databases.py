@@ -1,11 +1,15 @@
 """What is done over HTTP holds on both databases, and across a restart."""
 
+import asyncio
 import sqlite3
+import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.domain.abort import AbortSignal
+from app.sandbox.file_locks import FileLocks
 from tests.api.problems import assert_problem
 from tests.support.server import ServerThread, event_stream, eventually
 
@@ -56,6 +60,25 @@ def test_everything_is_still_there_after_a_restart(tmp_path: Path, settings: dic
             assert list(events) == seen
         output = client.get(f"/v1/calls/{batch['calls'][0]['id']}/output", params={"stream": "stderr"})
         assert output.content == b"two\n"
+
+
+def test_files_are_changed_under_locks_that_other_processes_take_too(tmp_path: Path, postgres_url: str) -> None:
+    data_dir = tmp_path / "data"
+    with ServerThread(data_dir, database_url=postgres_url) as server, server.client() as client:
+        workspace = client.post("/v1/workspaces", json={"files": {"task.txt": "old"}}).json()
+        assert stat.S_IMODE((data_dir / "file-locks").stat().st_mode) == 0o600
+        root = Path(workspace["root"]).stat()
+        other = FileLocks(data_dir / "file-locks")
+        give_back = asyncio.run(other.hold((root.st_dev, root.st_ino, "task.txt"), AbortSignal()))
+        body = {"calls": [{"name": "write", "arguments": {"path": "task.txt", "content": "new"}}]}
+        batch = client.post(f"/v1/workspaces/{workspace['id']}/batches", json=body).json()
+        batch = client.get(f"/v1/batches/{batch['id']}", params={"wait": "0.3"}).json()
+        assert batch["status"] == "running"
+        assert client.put(f"/v1/workspaces/{workspace['id']}/files/b.txt", content=b"b").status_code == 201
+        give_back()
+        batch = client.get(f"/v1/batches/{batch['id']}", params={"wait": "10"}).json()
+        assert [call["status"] for call in batch["calls"]] == ["succeeded"]
+        other.close()
 
 
 def test_what_a_stop_cut_short_is_finished_at_the_next_start(tmp_path: Path) -> None:

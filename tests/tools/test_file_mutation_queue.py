@@ -13,6 +13,7 @@ from app.domain.abort import Aborted, AbortReason, AbortSignal
 from app.errors import ErrorCode, ToolError
 from app.sandbox import file_pool
 from app.sandbox.containment import Root, Target
+from app.sandbox.file_locks import FileLocks
 from app.sandbox.file_pool import FilePool
 from app.sandbox.files import ParentVanished, replace_file
 from app.tools.file_mutation_queue import FileMutationQueue
@@ -25,10 +26,10 @@ WAIT = 10.0
 class Workspace:
     """A directory with a pool and a queue, and a way to start changes in it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, locks: FileLocks | None = None) -> None:
         self.root = root
         self.files = FilePool()
-        self.queue = FileMutationQueue()
+        self.queue = FileMutationQueue(locks)
         self.log: list[str] = []
 
     def resolver(self, path: str) -> Callable[[], Target]:
@@ -83,14 +84,18 @@ def open_fds() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-@pytest.fixture
-async def ws(tmp_path: Path) -> AsyncIterator[Workspace]:
+@pytest.fixture(params=["one process", "one of several"])
+async def ws(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Workspace]:
     root = tmp_path / "ws"
     root.mkdir()
-    made = Workspace(root)
+    locks = None if request.param == "one process" else FileLocks(tmp_path / "file-locks")
+    made = Workspace(root, locks)
     yield made
     assert len(made.queue) == 0
     made.files.close()
+    if locks is not None:
+        assert len(locks) == 0
+        locks.close()
 
 
 async def test_changes_of_one_file_run_in_the_order_in_which_they_came(ws: Workspace) -> None:
