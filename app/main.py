@@ -11,8 +11,8 @@ import os
 import platform
 import signal
 import stat
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -31,6 +31,7 @@ from app.api.routes import audit, batches, calls, files, keys, limits, operation
 from app.domain.abort import AbortReason
 from app.domain.audit import COMMAND_LINE
 from app.domain.encodings import load_codecs
+from app.domain.ids import is_id
 from app.domain.retention import RetentionPolicy
 from app.domain.workspace import Workspace
 from app.errors import ConfigurationError
@@ -62,7 +63,7 @@ from app.services.audit import AuditLog
 from app.services.batches import BatchService
 from app.services.file_access import FileAccess
 from app.services.files import FileService
-from app.services.keys import KeyRequest, KeyService, make_key
+from app.services.keys import ENVIRONMENT, KeyRequest, KeyService, make_key, make_revocation
 from app.services.pressure import Pressure
 from app.services.readiness import Readiness
 from app.services.request_rates import BURST_SECONDS, Rate, RequestRates
@@ -74,7 +75,7 @@ from app.services.workspace_roots import WorkspaceRoots, look_at
 from app.services.workspaces import WorkspaceService
 from app.settings import Settings, variable
 from app.storage.ballast import Ballast
-from app.storage.base import SchemaTooNew, StorageError
+from app.storage.base import ApiKey, Refused, SchemaTooNew, StorageError
 from app.storage.instance_lock import InstanceLock
 from app.storage.read_pool import ReadPool
 from app.storage.record_writer import Commit, RecordWriter
@@ -92,6 +93,8 @@ from app.tools.registry import ToolsOptions, WorkspaceTools, all_tool_names
 # For what a server that did not drain left running, and for what still waits to be stored.
 END_SECONDS: Final = 0.5
 STORE_SECONDS: Final = 1.0
+
+KEYS_AT_ONCE: Final = 200
 
 # Workspaces of a service that is root and was started in a directory nobody else can reach.
 ELSEWHERE: Final = Path("/var/lib/toolcrib")
@@ -496,17 +499,58 @@ def create_key(settings: Settings, request: KeyRequest) -> str:
 
     Raises:
         ConfigurationError: the database cannot be used.
+        StorageError: the key was not stored.
     """
+    write, token = make_key(request, by=COMMAND_LINE)
+    with _records(settings) as storage:
+        storage.apply([write])
+    return token
+
+
+def every_key(settings: Settings) -> Iterator[ApiKey]:
+    """Yield all API keys, newest first; revoked and expired ones too.
+
+    Raises:
+        ConfigurationError: the database cannot be used.
+        StorageError: it failed meanwhile.
+    """
+    with _records(settings) as storage:
+        before: str | None = None
+        while True:
+            page = storage.keys_page(before=before, limit=KEYS_AT_ONCE)
+            yield from page.items
+            before = page.next_before
+            if before is None:
+                return
+
+
+def revoke_key(settings: Settings, key_id: str) -> None:
+    """Revoke an API key, also while a service runs; one that was revoked before stays as it is.
+
+    Raises:
+        ConfigurationError: there is no such key, or the database cannot be used.
+        StorageError: it is as it was.
+    """
+    if key_id == ENVIRONMENT:
+        raise ConfigurationError(f"the key of the environment cannot be revoked: change {variable('api_key')}.")
+    unknown = ConfigurationError(f"there is no key {display_path(key_id)}.")
+    if not is_id(key_id, "key"):
+        raise unknown
+    with _records(settings) as storage:
+        [outcome] = storage.apply([make_revocation(key_id, by=COMMAND_LINE)])
+    if isinstance(outcome, Refused):
+        raise unknown
+
+
+@contextmanager
+def _records(settings: Settings) -> Iterator[SqlStorage]:
+    """Open the database for a command, beside a service that may be running."""
     _make_data_dir(settings)
     storage = _open_storage(settings)
     try:
-        write, token = make_key(request, by=COMMAND_LINE)
-        storage.apply([write])
-    except StorageError as error:
-        raise ConfigurationError(f"the key was not stored: {error}") from error
+        yield storage
     finally:
         storage.close()
-    return token
 
 
 def _make_data_dir(settings: Settings) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
 from app.domain.audit import ANONYMOUS, AuditAction, AuditEvent, audit
@@ -16,6 +16,7 @@ STORE_SECONDS: Final = 5.0
 REFUSALS_SECONDS: Final = 60.0
 REFUSALS_MAX: Final = 4096
 PATHS_MAX: Final = 100
+EXPORT_PAGE: Final = 500
 
 
 class AuditLog:
@@ -79,3 +80,12 @@ class AuditLog:
     async def list(self, condition: AuditFilter, *, before: str | None, limit: int) -> Page[AuditEvent]:
         """Return what was noted, newest first."""
         return await self._reads.run(self._storage.audit_events, condition, before=before, limit=limit)
+
+    async def every(self, condition: AuditFilter, *, before: str | None) -> AsyncGenerator[Page[AuditEvent], None]:
+        """Yield everything that was noted and meets the conditions, newest first, page by page."""
+        while True:
+            page = await self.list(condition, before=before, limit=EXPORT_PAGE)
+            yield page
+            before = page.next_before
+            if before is None:
+                return

@@ -75,6 +75,11 @@ def make_key(request: KeyRequest, *, by: Caller) -> tuple[CreateKey, str]:
     return CreateKey(key, noted), token
 
 
+def make_revocation(key_id: str, *, by: Caller) -> RevokeKey:
+    """Return the write that revokes a key, noted as done by `by`."""
+    return RevokeKey(key_id, now_ms(), audit(by, AuditAction.KEY_REVOKED, key_id))
+
+
 class KeyService:
     """Tells who a token belongs to. Keys are held in memory and read again when an unknown token comes, or in time.
 
@@ -182,8 +187,7 @@ class KeyService:
         self._revoked.add(key_id)
         self._let_go(key_id)
         try:
-            noted = audit(by, AuditAction.KEY_REVOKED, key_id)
-            outcome = await self._records.write(RevokeKey(key_id, now_ms(), noted), droppable=True)
+            outcome = await self._records.write(make_revocation(key_id, by=by), droppable=True)
         except BaseException:
             # What became of it the database knows: it is read before the key is used again.
             self._revoked.discard(key_id)

@@ -1,4 +1,4 @@
-"""JSON lines (`Accept: application/x-ndjson`): the events of a batch, and all calls that meet some conditions."""
+"""JSON lines (`Accept: application/x-ndjson`): the events of a batch, all calls and all of the audit log."""
 
 import json
 from collections.abc import Iterator
@@ -216,3 +216,65 @@ def test_a_client_that_leaves_an_export_leaves_nothing_behind(many: tuple[Server
         with client.stream("GET", "/v1/calls", params={"workspace": workspace}, headers=LINES) as response:
             assert next(response.iter_raw())
     assert client.get("/v1/calls", params={"workspace": workspace}).status_code == 200
+
+
+# -- the audit log ----------------------------------------------------------------------------------------------------
+
+
+def test_the_audit_log_is_exported_as_it_is_listed(
+    many: tuple[ServerThread, httpx2.Client, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, client, workspace = many
+    monkeypatch.setattr("app.services.audit.EXPORT_PAGE", 2)
+
+    def exported(**query: str) -> list[dict[str, Any]]:
+        response = client.get("/v1/audit-events", params=query, headers=LINES)
+        assert (response.status_code, response.headers["content-type"]) == (200, "application/x-ndjson")
+        return lines(response.text) if response.text else []
+
+    listed = client.get("/v1/audit-events", params={"limit": "200"}).json()
+    assert (len(listed["data"]), listed["nextCursor"]) == (4, None)
+    assert exported() == listed["data"]
+    assert exported(limit="3") == listed["data"][:3]
+    assert exported(target=workspace) == listed["data"][3:]
+    assert exported(action="key.revoked") == []
+    first = client.get("/v1/audit-events", params={"limit": "1"}).json()
+    assert exported(cursor=first["nextCursor"], action="batch.submitted") == listed["data"][1:3]
+    assert_problem(client.get("/v1/audit-events", params={"cursor": "x"}, headers=LINES), "invalid_cursor")
+    assert_problem(client.get("/v1/audit-events", params={"limit": "0"}, headers=LINES), "invalid_request")
+
+
+def test_an_error_in_the_middle_of_the_audit_log_says_where_to_go_on(
+    many: tuple[ServerThread, httpx2.Client, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client, _ = many
+    monkeypatch.setattr("app.services.audit.EXPORT_PAGE", 2)
+    audit = server.services.audit
+    read = audit.list
+    pages = 0
+
+    async def fail_later(*arguments: Any, **options: Any) -> Any:
+        nonlocal pages
+        pages += 1
+        if pages == 2:
+            raise StorageUnavailable("the database does not answer; try again in a moment")
+        return await read(*arguments, **options)
+
+    monkeypatch.setattr(audit, "list", fail_later)
+    got: list[bytes] = []
+    with client.stream("GET", "/v1/audit-events", headers=LINES) as response, pytest.raises(httpx2.RemoteProtocolError):
+        got.extend(response.iter_raw())
+    monkeypatch.undo()
+    *seen, last = lines(b"".join(got).decode())
+    assert last["error"]["code"] == "storage_unavailable"
+    rest = client.get("/v1/audit-events", params={"cursor": last["nextCursor"]}, headers=LINES)
+    everything = client.get("/v1/audit-events").json()["data"]
+    assert [*seen, *lines(rest.text)] == everything
+    assert len(seen) == 2
+
+
+def test_only_an_operator_exports_the_audit_log(many: tuple[ServerThread, httpx2.Client, str]) -> None:
+    server, client, _ = many
+    token = client.post("/v1/keys", json={"name": "reader", "scopes": ["read", "write", "exec"]}).json()["token"]
+    with server.client(token) as reader:
+        assert_problem(reader.get("/v1/audit-events", headers=LINES), "forbidden")

@@ -1,22 +1,22 @@
 """Calls: the record query, one call, its captured output, its cancel."""
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query, Request
 from pydantic import StringConstraints
 from starlette.responses import Response
 
 from app.api.byte_range import byte_range
-from app.api.call_export import CallExport
 from app.api.dependencies import CallId, Cursor, Reader, ToolCaller, Viewer, require_tools, services_of
 from app.api.event_stream import BoundedStream
+from app.api.export import export
 from app.api.negotiation import JSON, JSON_LINES, named
 from app.api.openapi import Responses, at_every_route, header, problems
 from app.api.schemas import CallBody, CallListBody
 from app.api.times import RequestTime, milliseconds
 from app.api.wire import Budget, call_json, decode_cursor, json_response, list_response
 from app.domain.events import OutputStream
-from app.domain.tool_call import CallStatus
+from app.domain.tool_call import CallRecord, CallStatus
 from app.errors import ErrorCode
 from app.storage.base import CallFilter
 
@@ -91,9 +91,13 @@ async def list_calls(
         text=q,
     )
     if named(request, (JSON, JSON_LINES)) == JSON_LINES:
-        return await CallExport(batches, limit).response(
-            request.scope, batches.every_call(condition, owner=caller.sees, before=before), before
-        )
+
+        async def whole(listed: CallRecord) -> dict[str, Any] | None:
+            call = await batches.whole_call(listed)
+            return None if call is None else call_json(call)
+
+        calls = batches.every_call(condition, owner=caller.sees, before=before)
+        return await export(request.scope, calls, whole, before=before, limit=limit)
     page = await batches.calls(condition, owner=caller.sees, before=before, limit=limit or 50)
     budget = Budget()
     return list_response((call_json(call, budget) for call in page.items), page.next_before)
