@@ -9,6 +9,7 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 FUZZ_SECONDS ?= 600
+CHAOS_SECONDS ?= 300
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 
 # A pyenv shim may be on PATH and still refuse to run, so each candidate has to answer.
@@ -93,7 +94,7 @@ install_all() {
 }
 endef
 
-.PHONY: help run test soak check format docs fuzz bench lock setup clean
+.PHONY: help run test soak check format docs fuzz chaos bench lock setup clean
 
 help:
 	@echo "make run      set up what is needed and serve on 127.0.0.1:8080 (settings: docs/configuration.md)"
@@ -102,6 +103,7 @@ help:
 	echo "make check    lint, formatting, types, layers"
 	echo "make format   let ruff format and fix what it can"
 	echo "make fuzz     ask the service what its OpenAPI document says, for FUZZ_SECONDS (600) with FUZZ_SEED (any)"
+	echo "make chaos    kill a service under load for CHAOS_SECONDS (300) with CHAOS_SEED (any), then look what is missing"
 	echo "make bench    measure, each figure beside its floor"
 	echo "make lock     resolve the locks again; make lock UPGRADE=1 takes the newest allowed versions"
 	echo "make setup    only set up the development environment"
@@ -133,6 +135,9 @@ docs: $(DEV_STAMP)
 
 fuzz: $(DEV_STAMP)
 	@exec $(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) $(if $(FUZZ_SEED),--seed $(FUZZ_SEED))
+
+chaos: $(DEV_STAMP)
+	@exec $(BIN)/python -m tests.chaos --seconds $(CHAOS_SECONDS) $(if $(CHAOS_SEED),--seed $(CHAOS_SEED)) $(ARGS)
 
 bench: $(DEV_STAMP)
 	@exec $(BIN)/python -m bench $(ARGS)

@@ -55,6 +55,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "internal": Kind(500, "The service failed"),
     "overloaded": Kind(503, "The service cannot take more now", retry_after=1),
     "not_ready": Kind(503, "The service is not ready", retry_after=1),
+    "owner_gone": Kind(503, "The node of the workspace is away", retry_after=5),
     "storage_unavailable": Kind(503, "The database does not answer", retry_after=2),
     "no_space": Kind(507, "The disk is full"),
 }

@@ -16,7 +16,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "console", "json"]
 
 # What these say at INFO repeats our own lines.
-_QUIET: Final = ("uvicorn.error", "alembic", "sse_starlette")
+_QUIET: Final = ("uvicorn.error", "alembic", "sse_starlette", "procrastinate", "httpx2", "httpcore2")
 _SECRETS: Final = re.compile(r"(?<=[?&]token=)[^&#\s\"']+|toolcrib_(?:url_[\w.-]{20,}|[\w-]{43})")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 

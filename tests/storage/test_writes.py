@@ -554,8 +554,9 @@ def test_rows_are_as_wide_as_their_tables() -> None:
         "secrets": ("n", b"v", 1),
         "audit_events": rows.audit_row(audit(SERVICE, AuditAction.KEY_CREATED, "k")),
     }
+    # The rows of the other two are written by name.
     assert {name: len(row) for name, row in made.items()} == {
-        name: len(table.columns) for name, table in metadata.tables.items()
+        name: len(table.columns) for name, table in metadata.tables.items() if name not in {"nodes", "processes"}
     }
 
 

@@ -84,10 +84,10 @@ def _major(programs: Path) -> int:
 class PostgresServer:
     """A server of its own in a temporary directory, listening on a loopback port that stays the same over restarts.
 
-    It is gone when this process is, also after a SIGKILL.
+    It is gone when this process is, also after a SIGKILL. `directory`: where to make the temporary one.
     """
 
-    def __init__(self, programs: Path | None = None) -> None:
+    def __init__(self, programs: Path | None = None, *, directory: Path | None = None) -> None:
         if programs is None:
             found = installations()
             if not found:
@@ -97,7 +97,7 @@ class PostgresServer:
                 )
             programs = found[0]
         self._account = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
-        self._root = Path(tempfile.mkdtemp(prefix="toolcrib-pg-", dir=_open_directory(self._account)))
+        self._root = Path(tempfile.mkdtemp(prefix="toolcrib-pg-", dir=directory or _open_directory(self._account)))
         self._data = self._root / "data"
         self._log = self._root / "server.log"
         self._keeper = subprocess.Popen(

@@ -66,6 +66,7 @@ _MAKES: Final = problems(
     "too_many_batches",
     "too_many_streams",
     "overloaded",
+    "owner_gone",
     "storage_unavailable",
     "no_space",
 )
@@ -332,7 +333,7 @@ async def _submit(
         batch = await services.batches.attach(workspace_id, idempotency, owner=owner)
         if batch is not None:
             return Submitted(batch, attached=True)
-    await services.workspaces.check_root(workspace_id)
+    here = await services.workspaces.check_root(workspace_id)
     return await services.batches.submit(
         workspace_id,
         asked,
@@ -340,6 +341,7 @@ async def _submit(
         request_id=caller.request_id,
         idempotency=idempotency,
         by=caller,
+        elsewhere=not here,
     )
 
 
