@@ -27,7 +27,7 @@ from app.api.dependencies import About, Services
 from app.api.errors import add_error_handlers
 from app.api.forwarding import add_forwarding, open_forwarding
 from app.api.middleware import FaultBarrier, RequestContext
-from app.api.openapi import build_openapi
+from app.api.openapi import Document
 from app.api.routes import audit, batches, calls, files, keys, limits, operations, tools, url_tokens, workspaces
 from app.domain.abort import AbortReason
 from app.domain.audit import COMMAND_LINE
@@ -119,6 +119,9 @@ _TAGS: Final = [
     {"name": "keys", "description": "Who may do what. For operators."},
     {"name": "operations", "description": "For whoever runs the service; no key needed."},
 ]
+# Each router has its prefix and what its routes have in common: included, they would be built a second time by the
+# first request.
+_ROUTES: Final = (batches, calls, workspaces, files, tools, limits, keys, url_tokens, audit, operations)
 _CORS_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 _CORS_REQUEST_HEADERS: Final = (
     "Authorization",
@@ -192,6 +195,7 @@ def create_app(
         version=__version__,
         description=_DESCRIPTION,
         openapi_tags=_TAGS,
+        routes=[route for module in _ROUTES for route in module.router.routes],
         lifespan=lifespan,
         openapi_url=None,
         docs_url=None,
@@ -207,8 +211,6 @@ def create_app(
             "exclude": lambda scope: scope.get("path") in QUIET_PATHS,
         },
     )
-    for module in (batches, calls, workspaces, files, tools, limits, keys, url_tokens, audit, operations):
-        app.include_router(module.router)
     add_error_handlers(app)
     add_forwarding(app)
     # The last one added is the outermost.
@@ -222,8 +224,7 @@ def create_app(
             expose_headers=list(_CORS_RESPONSE_HEADERS),
         )
     app.add_middleware(RequestContext, answered=metrics.http_answered)
-    document = build_openapi(app)
-    app.openapi = lambda: document  # type: ignore[method-assign]  # the way FastAPI offers
+    app.openapi = Document(app)  # type: ignore[method-assign]  # the way FastAPI offers
     return app
 
 
