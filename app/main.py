@@ -439,8 +439,12 @@ async def running(
                     reason: sum(one.counts.killed[reason] for one in held) for reason in sandbox.counts.killed
                 },
                 commands_waiting=slots.use.waiting,
+                command_slots=slots.use.running,
                 searches_waiting=ripgrep.waiting,
                 followers=log.followers + feed.followers,
+                streams=streams.total,
+                reads_running=reads.running,
+                reads_waiting=reads.waiting,
                 writes_waiting=records.depth,
                 records_removed=retention.removed.to_json(),
                 disk_full=records.full,
