@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from httpx2 import Response as Answer
 
 CONNECT_SECONDS: Final = 3.0
-QUIET_SECONDS: Final = 120.0
-"""How long the other process may say nothing, and take nothing of a body."""
+QUIET_SECONDS: Final = 300.0
+"""How long the other process may say nothing, as while it unpacks an archive, and take nothing of a body."""
 CONNECTIONS: Final = 256
 
 FORWARDED: Final = "x-toolcrib-forwarded"
 """Marks what was forwarded once, so that two processes that disagree do not send it to and fro."""
 
+_SAFE: Final = frozenset({"GET", "HEAD"})
 _HOP_BY_HOP: Final = frozenset(
     {
         "connection",
@@ -67,17 +68,28 @@ class Elsewhere(Exception):
 
 
 class Forwarding:
-    """Sends requests on to other processes."""
+    """Sends requests on to other processes.
 
-    def __init__(self, client: "AsyncClient", failures: tuple[type[Exception], ...]) -> None:
+    Args:
+        client: what asks them.
+        not_connected: raised when nothing of the request has reached a process.
+        broken: raised when it may have.
+    """
+
+    def __init__(
+        self, client: "AsyncClient", not_connected: tuple[type[Exception], ...], broken: type[Exception]
+    ) -> None:
         self._client = client
-        self._not_connected = failures
+        self._not_connected = not_connected
+        self._broken = broken
 
     async def answer(self, request: Request, processes: Sequence[Process]) -> Response:
         """Return what one of some processes answers; another one is tried when the first cannot be reached.
 
+        So it is when the first breaks off before its answer has begun and the request changes nothing.
+
         Raises:
-            OwnerGone: none of them can.
+            OwnerGone: none of them can be reached, or one broke off and the request may have taken effect.
         """
         if FORWARDED in request.headers:
             raise OwnerGone("the processes do not agree about whose the workspace is; try again in a moment")
@@ -88,6 +100,13 @@ class Forwarding:
                 return _passed_on(await self._send(request, process.url))
             except self._not_connected as error:
                 _log.warning("process_not_reached", process_id=process.id, url=process.url, reason=str(error))
+            except self._broken as error:
+                _log.warning("process_broke_off", process_id=process.id, url=process.url, reason=str(error))
+                if request.method not in _SAFE:
+                    raise OwnerGone(
+                        "the process that has the workspace's directory broke off: what was asked may have been done, "
+                        "so look before you ask for it again"
+                    ) from None
         raise OwnerGone("no process of the workspace's node could be reached; try again in a moment")
 
     async def _send(self, request: Request, url: str) -> "Answer":
@@ -145,7 +164,8 @@ async def open_forwarding() -> AsyncIterator[Forwarding]:
     timeout = httpx2.Timeout(QUIET_SECONDS, connect=CONNECT_SECONDS)
     limits = httpx2.Limits(max_connections=CONNECTIONS)
     async with httpx2.AsyncClient(timeout=timeout, limits=limits, trust_env=False) as client:
-        yield Forwarding(client, (httpx2.ConnectError, httpx2.ConnectTimeout))
+        not_connected = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+        yield Forwarding(client, not_connected, httpx2.TransportError)
 
 
 def add_forwarding(app: FastAPI) -> None:
