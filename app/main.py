@@ -283,9 +283,10 @@ async def running(
             for made in backends:
                 made.stop_all(AbortReason.INTERRUPTED)
 
-        membership = Membership(storage, process, shared=settings.database_url is not None, on_lapse=lapse)
-        known_dead = await asyncio.to_thread(_known_dead, settings, stack, storage, process)
-        await membership.join(known_dead)
+        postgres = settings.database_url is not None
+        find_dead = stack.enter_context(ProcessLock(settings.data_dir, process.id)).dead if process.node_id else None
+        membership = Membership(storage, process, shared=postgres, on_lapse=lapse, find_dead=find_dead)
+        await membership.join()
         stack.push_async_callback(membership.leave)
 
         def give_up(error: BaseException) -> None:
@@ -477,6 +478,10 @@ async def running(
             wishes = None if ids is None else [one[len(CANCEL) :] for one in ids if one.startswith(CANCEL)]
             if wishes is None or wishes:
                 recovery.wake(wishes)
+            if ids is None or any(one.startswith("ws_") for one in ids):
+                recovery.batches_may_wait()
+            if ids is None or any(one.startswith("proc_") for one in ids):
+                membership.others_changed()
 
         def keep(work: Coroutine[Any, Any, None], name: str) -> None:
             stack.push_async_callback(_cancel, asyncio.create_task(work, name=name))
@@ -490,6 +495,7 @@ async def running(
         if settings.direct_url is not None:
             keep(Listener(settings.direct_url, process.id, woken).listen(), "listener")
             keep(recovery.keep(), "recovery")
+            keep(recovery.keep_taking(), "taking")
             keep(membership.keep(recovery.wake), "heartbeat")
         stack.push_async_callback(_end_batches, batch_service)
         if jobs is not None and process.node_id is not None:
@@ -803,14 +809,6 @@ def _jobs(settings: Settings) -> JobQueue | None:
 def _process(settings: Settings, address: str | None) -> Process:
     node_id = None if settings.role == "api" else node_of(settings.data_dir)
     return Process(new_id("proc"), node_id, settings.role, settings.advertise_url or address)
-
-
-def _known_dead(settings: Settings, stack: AsyncExitStack, storage: SqlStorage, process: Process) -> list[str]:
-    """Lock this process's own file and return those of its node that have ended."""
-    if settings.database_url is None or process.node_id is None:
-        return []
-    lock = stack.enter_context(ProcessLock(settings.data_dir, process.id))
-    return lock.dead(one.id for one in storage.processes() if one.node_id == process.node_id)
 
 
 def _open_storage(settings: Settings, jobs: JobQueue | None = None) -> SqlStorage:

@@ -7,7 +7,8 @@ it. One that could not say so for 3.6 s, while there were others, stops what it 
 import asyncio
 import time
 from collections.abc import Callable, Collection
-from typing import Final
+from contextlib import suppress
+from typing import Final, TypeAlias
 
 import structlog
 
@@ -16,8 +17,9 @@ from app.storage.base import Holder, Storage, StorageError
 
 _log = structlog.get_logger(__name__)
 
-BEAT_SECONDS: Final = 5.0
-"""How long one heartbeat is waited for; the thread it runs in gives up by itself."""
+SHORTEST_PAUSE_SECONDS: Final = 0.05
+
+FindDead: TypeAlias = Callable[[Collection[str]], Collection[str]]
 
 
 class Membership:
@@ -27,6 +29,8 @@ class Membership:
         process: this one.
         shared: whether others may use the database at the same time, which SQLite does not allow.
         on_lapse: called once on the loop when this process could not say in time that it lives.
+        find_dead: returns those of some processes of this node that are known to have ended, called in a thread; None
+            when the process has no node.
         clock: seconds that never go back.
     """
 
@@ -37,14 +41,17 @@ class Membership:
         *,
         shared: bool,
         on_lapse: Callable[[], None] = lambda: None,
+        find_dead: FindDead | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._storage = storage
         self._shared = shared
         self._on_lapse = on_lapse
+        self._find_dead = find_dead
         self._clock = clock
         self._renewed_at = self._unbroken_since = clock()
         self._lapsed = False
+        self._changed = asyncio.Event()
         self.process: Final = process
         self.living: tuple[Process, ...] = (process,)
 
@@ -80,23 +87,22 @@ class Membership:
         """
         return self._clock() - self._unbroken_since >= LEASE_SECONDS
 
-    async def join(self, dead: Collection[str] = ()) -> None:
-        """Begin to live; `dead` are processes of this node that are known to have ended.
+    async def join(self) -> None:
+        """Begin to live, and forget the processes that are known to have ended: of SQLite's all that ever were.
 
         Raises:
             StorageError: the database did not answer.
         """
-        if not self._shared:
-            dead = [one.id for one in await asyncio.to_thread(self._storage.processes)]
-        # The workspaces of an SQLite database are those of its data directory, whatever became of the node's name.
-        await asyncio.to_thread(self._storage.join, self.process, dead=dead, adopt_all=not self._shared)
+        await asyncio.to_thread(self._join)
         self._renewed_at = self._unbroken_since = self._clock()
 
     async def keep(self, after_each: Callable[[], object] = lambda: None) -> None:
         """Say every 2 s that this process lives, until cancelled; `after_each` is called when it was heard."""
         while self._shared:
+            # This process itself may have slept.
+            self._look()
             began = self._clock()
-            beat = asyncio.ensure_future(asyncio.to_thread(self._storage.beat, self.process))
+            beat = asyncio.ensure_future(asyncio.to_thread(self._beat))
             while not beat.done():
                 left = self._renewed_at + RENEWAL_SECONDS - self._clock()
                 await asyncio.wait([beat], timeout=max(0.05, left) if left > 0 else HEARTBEAT_SECONDS)
@@ -109,7 +115,14 @@ class Membership:
                 self._look()
             else:
                 after_each()
-            await asyncio.sleep(max(0.1, began + HEARTBEAT_SECONDS - self._clock()))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(SHORTEST_PAUSE_SECONDS, began + HEARTBEAT_SECONDS - self._clock())):
+                    await self._changed.wait()
+            self._changed.clear()
+
+    def others_changed(self) -> None:
+        """Look at once who lives: a process has begun to or has ended."""
+        self._changed.set()
 
     async def leave(self) -> None:
         """Say that this process ends; a database that does not answer finds out by itself."""
@@ -117,6 +130,26 @@ class Membership:
             await asyncio.to_thread(self._storage.leave, self.process.id)
         except StorageError as error:
             _log.warning("leave_failed", reason=str(error))
+
+    def _join(self) -> None:
+        known = self._storage.processes()
+        dead = self._dead(known) if self._shared else [one.id for one in known]
+        # The workspaces of an SQLite database are those of its data directory, whatever became of the node's name.
+        self._storage.join(self.process, dead=dead, adopt_all=not self._shared)
+
+    def _beat(self) -> Collection[Process]:
+        living = self._storage.beat(self.process)
+        dead = self._dead(living)
+        for process_id in dead:
+            self._storage.leave(process_id)
+        return [one for one in living if one.id not in dead]
+
+    def _dead(self, known: Collection[Process]) -> Collection[str]:
+        if self._find_dead is None:
+            return ()
+        return self._find_dead(
+            [one.id for one in known if one.node_id == self.process.node_id and one.id != self.process.id]
+        )
 
     def _heard(self, began: float, living: Collection[Process]) -> None:
         # The lease counts from the time the heartbeat was sent: when it arrived is the database's to know.

@@ -20,6 +20,8 @@ from app.storage.read_pool import ReadPool
 from app.storage.record_writer import RecordWriter
 
 TAKEN_AT_ONCE: Final = 64
+SOON_SECONDS: Final = 0.05
+"""How long the job of a batch has to come before it is looked for without."""
 
 _log = structlog.get_logger(__name__)
 
@@ -52,6 +54,7 @@ class Recovery:
         self._backend = backend
         self._membership = membership
         self._wake = asyncio.Event()
+        self._waiting = asyncio.Event()
         self._taking: set[str] = set()
 
     async def recover(self) -> Recovered:
@@ -65,6 +68,24 @@ class Recovery:
         if ids is None or any(self._backend.is_local(batch_id) for batch_id in ids):
             self._wake.set()
 
+    def batches_may_wait(self) -> None:
+        """Take batches of this node that wait and whose jobs do not come; a process without a node takes none."""
+        self._waiting.set()
+
+    async def keep_taking(self) -> None:
+        """Take them a moment after each call of `batches_may_wait`, until cancelled.
+
+        The engine loses a notification that arrives while it looks for a job, and then looks again after seconds.
+        """
+        while True:
+            await self._waiting.wait()
+            await asyncio.sleep(SOON_SECONDS)
+            self._waiting.clear()
+            try:
+                await self._take_waiting()
+            except Exception:  # noqa: BLE001 - a round that fails must not be the last one
+                _log.exception("taking_failed")
+
     async def keep(self) -> None:
         """Look whenever woken, until cancelled."""
         while True:
@@ -72,11 +93,10 @@ class Recovery:
             self._wake.clear()
             try:
                 await self._obey()
-                if self._membership.may_judge:
-                    await self._sweep(stale=True)
-                    if self._membership.leads:
-                        await self._reads.run(self._storage.tidy)
-                await self._take_waiting()
+                await self._sweep(stale=self._membership.may_judge)
+                if self._membership.may_judge and self._membership.leads:
+                    await self._reads.run(self._storage.tidy)
+                self.batches_may_wait()
             except Exception:  # noqa: BLE001 - a round that fails must not be the last one
                 _log.exception("recovery_failed")
 

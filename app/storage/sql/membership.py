@@ -26,6 +26,7 @@ from app.domain.node import LEASE_SECONDS, Node, Process
 from app.domain.workspace import Workspace, WorkspaceStatus
 from app.storage.base import Placement, UnfinishedBatch, Wish
 from app.storage.sql import rows
+from app.storage.sql.listener import CHANNEL, UNKNOWN, payload
 from app.storage.sql.queries import UNFINISHED
 from app.storage.sql.schema import (
     FINISHED,
@@ -93,6 +94,7 @@ def join(connection: Connection, process: Process, dead: Collection[str], *, ado
     if dead:
         connection.execute(delete(processes).where(processes.c.id.in_(dead)))
     _note(connection, process)
+    _tell(connection, process.id)
     if process.node_id is None:
         return
     # Two processes of a new node may come here at once.
@@ -127,6 +129,13 @@ def _note(connection: Connection, process: Process) -> None:
 
 def leave(connection: Connection, process_id: str) -> None:
     connection.execute(delete(processes).where(processes.c.id == process_id))
+    _tell(connection, process_id)
+
+
+def _tell(connection: Connection, process_id: str) -> None:
+    # Whoever thinks that it is alone tells nobody of its commits.
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_notify(CHANNEL, payload(UNKNOWN, {process_id}))))
 
 
 def forget_dead(connection: Connection) -> None:
