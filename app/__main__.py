@@ -21,8 +21,18 @@ from app.api.dependencies import Services
 from app.domain.audit import SERVICE
 from app.domain.caller import OWNER, SCOPES
 from app.domain.caller import Scope as KeyScope
+from app.domain.clock import rfc3339
 from app.errors import ConfigurationError
-from app.main import copy_records, create_app, create_key, list_nodes, migrate, relocate_workspaces
+from app.main import (
+    copy_records,
+    create_app,
+    create_key,
+    every_key,
+    list_nodes,
+    migrate,
+    relocate_workspaces,
+    revoke_key,
+)
 from app.sandbox.account import keep_others_out
 from app.services.keys import KeyRequest
 from app.settings import Settings, unknown_variables, variable
@@ -47,6 +57,8 @@ _NOTICE_LOST_CLIENTS: Final = (
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_SECONDS * 1000),
 )
 
+# An id, an owner (longer ones push the rest away), scopes, three times, a name.
+_KEY_COLUMNS: Final = (30, 30, 21, 24, 24, 24, 0)
 _WORKER: Final = {"role": "worker", "backend": "distributed"}
 
 _log = structlog.get_logger(__name__)
@@ -95,6 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     create.add_argument(
         "--owner", type=_owner, help="whose things it makes and sees; keys may share one (the key's own id)"
     )
+    key.add_parser("list", help="list all keys, newest first; their tokens are stored nowhere")
+    revoke = key.add_parser("revoke", help="revoke a key, also while the service runs")
+    revoke.add_argument("key_id", metavar="ID", help="its id, key_…, as in the list")
     asked = parser.parse_args(arguments)
     if asked.command == "version":
         sys.stdout.write(f"toolcrib {__version__}\n")
@@ -112,6 +127,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             relocate_workspaces(settings, _say, node=asked.node)
         elif asked.command == "db":
             copy_records(asked.source, asked.target, _say)
+        elif asked.command == "key" and asked.key_command == "list":
+            _list_keys(settings)
+        elif asked.command == "key" and asked.key_command == "revoke":
+            revoke_key(settings, asked.key_id)
+            _say(f"revoked {asked.key_id}")
         elif asked.command == "key":
             sys.stdout.write(create_key(settings, KeyRequest(asked.name, asked.scopes, asked.owner)) + "\n")
         else:
@@ -138,6 +158,18 @@ def _owner(text: str) -> str:
     if OWNER.match(text) is None:
         raise argparse.ArgumentTypeError(f"an owner is 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-', not {text!r}")
     return text
+
+
+def _list_keys(settings: Settings) -> None:
+    def line(*columns: str) -> None:
+        _say("  ".join(text.ljust(width) for text, width in zip(columns, _KEY_COLUMNS, strict=True)).rstrip())
+
+    line("id", "owner", "scopes", "created", "expires", "revoked", "name")
+    for key in every_key(settings):
+        times = ("-" if at is None else rfc3339(at) for at in (key.created_at, key.expires_at, key.revoked_at))
+        # A name may hold anything; a line stays a line.
+        name = "".join(sign if sign.isprintable() else "?" for sign in key.name)
+        line(key.id, key.owner, ",".join(key.scopes), *times, name)
 
 
 class Server(uvicorn.Server):

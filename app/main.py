@@ -11,8 +11,8 @@ import os
 import platform
 import signal
 import stat
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -27,12 +27,12 @@ from app.api.dependencies import About, Services
 from app.api.errors import add_error_handlers
 from app.api.forwarding import add_forwarding, open_forwarding
 from app.api.middleware import FaultBarrier, RequestContext
-from app.api.openapi import build_openapi
+from app.api.openapi import Document
 from app.api.routes import audit, batches, calls, files, keys, limits, operations, tools, url_tokens, workspaces
 from app.domain.abort import AbortReason
 from app.domain.audit import COMMAND_LINE
 from app.domain.encodings import load_codecs
-from app.domain.ids import new_id
+from app.domain.ids import is_id, new_id
 from app.domain.node import Process
 from app.domain.retention import RetentionPolicy
 from app.domain.workspace import Workspace
@@ -67,19 +67,19 @@ from app.services.audit import AuditLog
 from app.services.batches import BatchService
 from app.services.file_access import FileAccess
 from app.services.files import FileService
-from app.services.keys import KeyRequest, KeyService, make_key
+from app.services.keys import ENVIRONMENT, KeyRequest, KeyService, make_key, make_revocation
 from app.services.pressure import Pressure
 from app.services.readiness import Readiness
 from app.services.request_rates import BURST_SECONDS, Rate, RequestRates
 from app.services.retention import Retention
-from app.services.streams import StreamSlots
+from app.services.streams import StreamSlots, end_with_their_keys
 from app.services.tool_catalog import ToolCatalog
 from app.services.url_tokens import UrlTokenService, secret_of
 from app.services.workspace_roots import WorkspaceRoots, look_at
 from app.services.workspaces import WorkspaceService
 from app.settings import Settings, variable
 from app.storage.ballast import Ballast
-from app.storage.base import SchemaTooNew, StorageError
+from app.storage.base import ApiKey, Refused, SchemaTooNew, StorageError
 from app.storage.instance_lock import InstanceLock
 from app.storage.process_lock import ProcessLock, node_of
 from app.storage.read_pool import ReadPool
@@ -101,6 +101,8 @@ from app.tools.registry import ToolsOptions, WorkspaceTools, all_tool_names
 END_SECONDS: Final = 0.5
 STORE_SECONDS: Final = 1.0
 
+KEYS_AT_ONCE: Final = 200
+
 # Workspaces of a service that is root and was started in a directory nobody else can reach.
 ELSEWHERE: Final = Path("/var/lib/toolcrib")
 
@@ -117,6 +119,9 @@ _TAGS: Final = [
     {"name": "keys", "description": "Who may do what. For operators."},
     {"name": "operations", "description": "For whoever runs the service; no key needed."},
 ]
+# Each router has its prefix and what its routes have in common: included, they would be built a second time by the
+# first request.
+_ROUTES: Final = (batches, calls, workspaces, files, tools, limits, keys, url_tokens, audit, operations)
 _CORS_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 _CORS_REQUEST_HEADERS: Final = (
     "Authorization",
@@ -190,6 +195,7 @@ def create_app(
         version=__version__,
         description=_DESCRIPTION,
         openapi_tags=_TAGS,
+        routes=[route for module in _ROUTES for route in module.router.routes],
         lifespan=lifespan,
         openapi_url=None,
         docs_url=None,
@@ -205,8 +211,6 @@ def create_app(
             "exclude": lambda scope: scope.get("path") in QUIET_PATHS,
         },
     )
-    for module in (batches, calls, workspaces, files, tools, limits, keys, url_tokens, audit, operations):
-        app.include_router(module.router)
     add_error_handlers(app)
     add_forwarding(app)
     # The last one added is the outermost.
@@ -220,8 +224,7 @@ def create_app(
             expose_headers=list(_CORS_RESPONSE_HEADERS),
         )
     app.add_middleware(RequestContext, answered=metrics.http_answered)
-    document = build_openapi(app)
-    app.openapi = lambda: document  # type: ignore[method-assign]  # the way FastAPI offers
+    app.openapi = Document(app)  # type: ignore[method-assign]  # the way FastAPI offers
     return app
 
 
@@ -437,8 +440,12 @@ async def running(
                     reason: sum(one.counts.killed[reason] for one in held) for reason in sandbox.counts.killed
                 },
                 commands_waiting=slots.use.waiting,
+                command_slots=slots.use.running,
                 searches_waiting=ripgrep.waiting,
                 followers=log.followers + feed.followers,
+                streams=streams.total,
+                reads_running=reads.running,
+                reads_waiting=reads.waiting,
                 writes_waiting=records.depth,
                 records_removed=retention.removed.to_json(),
                 disk_full=records.full,
@@ -484,6 +491,7 @@ async def running(
             await workspace_service.recover()
             keep(workspace_service.keep_house(), "housekeeping")
         keep(retention.keep(lambda: membership.leads), "retention")
+        keep(end_with_their_keys(streams, keys), "streams")
         if settings.direct_url is not None:
             keep(Listener(settings.direct_url, process.id, woken).listen(), "listener")
             keep(recovery.keep(), "recovery")
@@ -611,17 +619,58 @@ def create_key(settings: Settings, request: KeyRequest) -> str:
 
     Raises:
         ConfigurationError: the database cannot be used.
+        StorageError: the key was not stored.
     """
+    write, token = make_key(request, by=COMMAND_LINE)
+    with _records(settings) as storage:
+        storage.apply([write])
+    return token
+
+
+def every_key(settings: Settings) -> Iterator[ApiKey]:
+    """Yield all API keys, newest first; revoked and expired ones too.
+
+    Raises:
+        ConfigurationError: the database cannot be used.
+        StorageError: it failed meanwhile.
+    """
+    with _records(settings) as storage:
+        before: str | None = None
+        while True:
+            page = storage.keys_page(before=before, limit=KEYS_AT_ONCE)
+            yield from page.items
+            before = page.next_before
+            if before is None:
+                return
+
+
+def revoke_key(settings: Settings, key_id: str) -> None:
+    """Revoke an API key, also while a service runs; one that was revoked before stays as it is.
+
+    Raises:
+        ConfigurationError: there is no such key, or the database cannot be used.
+        StorageError: it is as it was.
+    """
+    if key_id == ENVIRONMENT:
+        raise ConfigurationError(f"the key of the environment cannot be revoked: change {variable('api_key')}.")
+    unknown = ConfigurationError(f"there is no key {display_path(key_id)}.")
+    if not is_id(key_id, "key"):
+        raise unknown
+    with _records(settings) as storage:
+        [outcome] = storage.apply([make_revocation(key_id, by=COMMAND_LINE)])
+    if isinstance(outcome, Refused):
+        raise unknown
+
+
+@contextmanager
+def _records(settings: Settings) -> Iterator[SqlStorage]:
+    """Open the database for a command, beside a service that may be running."""
     _make_data_dir(settings)
     storage = _open_storage(settings)
     try:
-        write, token = make_key(request, by=COMMAND_LINE)
-        storage.apply([write])
-    except StorageError as error:
-        raise ConfigurationError(f"the key was not stored: {error}") from error
+        yield storage
     finally:
         storage.close()
-    return token
 
 
 def _make_data_dir(settings: Settings) -> None:

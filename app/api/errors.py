@@ -22,7 +22,10 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What every problem with one code has in common. `retry_after` is in seconds."""
+    """What every problem with one code has in common.
+
+    `retry_after` is in seconds, and a guess (docs/http-api.md): where the wait is known the error brings the header.
+    """
 
     status: int
     title: str

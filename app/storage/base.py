@@ -672,6 +672,10 @@ class Storage(Protocol):
         """Return the keys that were not revoked."""
         ...
 
+    def revoked_keys(self, key_ids: Sequence[str]) -> list[str]:
+        """Return which of these keys were revoked."""
+        ...
+
     def keys_page(self, *, before: str | None, limit: int) -> Page[ApiKey]:
         """Newest first; revoked ones too."""
         ...

@@ -527,6 +527,8 @@ def test_a_revoked_key_stays_in_the_list_and_is_none_that_works(storage: SqlStor
     assert outcomes == [APPLIED, APPLIED, Refused("not_found")]
     assert one(storage, RevokeKey(keys[1].id, 7)) == APPLIED
     assert storage.keys() == [keys[0], keys[2], keys[3]]
+    assert storage.revoked_keys([keys[0].id, keys[1].id, new_id("key")]) == [keys[1].id]
+    assert storage.revoked_keys([key.id for key in keys if key is not keys[1]]) == []
     revoked = replace(keys[1], revoked_at=5)
     assert storage.keys_page(before=None, limit=2) == Page((keys[3], keys[2]), keys[2].id)
     assert storage.keys_page(before=keys[2].id, limit=2) == Page((revoked, keys[0]), None)

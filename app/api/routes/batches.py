@@ -242,7 +242,7 @@ async def get_events(
         return Response(status_code=204)
     if request.method == "HEAD":
         return EventStream(frames, form)
-    return EventStream(frames, form, on_close=services.streams.open(caller.key_id, batch_id).close)
+    return EventStream(frames, form, slot=services.streams.open(caller.key_id, batch_id))
 
 
 @router.post(
@@ -361,7 +361,7 @@ def _stream(
         services.batches.follow(batch, updates),
         form,
         headers=headers,
-        on_close=slot.close,
+        slot=slot,
         # Who only attached is not the client the batch was to end with.
         on_disconnect=cancel if batch.on_disconnect == "cancel" and not submitted.attached else None,
     )

@@ -162,7 +162,7 @@ async def get_feed(request: Request, workspace_id: WorkspaceId, caller: Viewer) 
     if request.method == "HEAD":
         return EventStream(services.feed.follow(workspace_id), form)
     slot = services.streams.open(caller.key_id)
-    return EventStream(services.feed.follow(workspace_id), form, on_close=slot.close)
+    return EventStream(services.feed.follow(workspace_id), form, slot=slot)
 
 
 @router.patch(

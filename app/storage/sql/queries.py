@@ -181,6 +181,9 @@ _BATCH_END: Final = select(batches.c.finished_at).where(
 _SECRET: Final = select(secrets.c.value).where(secrets.c.name == bindparam("name"))
 _PING: Final = select(api_keys.c.id).limit(1)
 _KEYS: Final = select(api_keys).where(api_keys.c.revoked_at.is_(None)).order_by(api_keys.c.id)
+_REVOKED: Final = select(api_keys.c.id).where(
+    api_keys.c.id.in_(bindparam("ids", expanding=True)), api_keys.c.revoked_at.is_not(None)
+)
 
 
 # -- workspaces -------------------------------------------------------------------------------------------------------
@@ -551,6 +554,10 @@ def secret(connection: Connection, name: str) -> bytes | None:
 
 def keys(connection: Connection) -> list[ApiKey]:
     return [rows.key(row) for row in connection.execute(_KEYS)]
+
+
+def revoked_keys(connection: Connection, key_ids: Sequence[str]) -> list[str]:
+    return list(connection.scalars(_REVOKED, {"ids": key_ids}))
 
 
 def keys_page(connection: Connection, before: str | None, limit: int) -> Page[ApiKey]:

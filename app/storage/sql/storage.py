@@ -235,6 +235,9 @@ class SqlStorage:
     def keys(self) -> list[ApiKey]:
         return self._read(queries.keys)
 
+    def revoked_keys(self, key_ids: Sequence[str]) -> list[str]:
+        return self._read(queries.revoked_keys, key_ids)
+
     def keys_page(self, *, before: str | None, limit: int) -> Page[ApiKey]:
         return self._read(queries.keys_page, before, limit)
 
