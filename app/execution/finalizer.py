@@ -8,7 +8,7 @@ from app.domain.tool_call import CallRecord, CallStatus, Outcome
 from app.errors import Fenced
 from app.events.batch_writer import BatchWriter
 from app.execution.executor import not_started, stopped, summarize
-from app.storage.base import Applied, ClaimBatch, Storage
+from app.storage.base import Applied, ClaimBatch, Storage, WaitingBatch
 from app.storage.read_pool import ReadPool
 from app.storage.record_writer import RecordWriter
 
@@ -30,18 +30,21 @@ class Finalizer:
         self._records = records
         self._process_id = process_id
 
-    async def claim(self, batch_id: str, *, only_waiting: bool = False) -> Batch | None:
-        """Take a batch over and return it with its calls; None when it is terminal or somebody else was quicker.
-
-        With `only_waiting` it is left to a process that holds it.
-        """
+    async def claim(self, batch_id: str) -> Batch | None:
+        """Take a batch over and return it with its calls; None when it is terminal or somebody else was quicker."""
         batch = await self._reads.run_patiently(self._storage.batch, batch_id, calls=False)
         if batch is None or batch.status.terminal:
             return None
-        claim = ClaimBatch(batch_id, batch.epoch, self._process_id, only_waiting=only_waiting)
+        return await self._claim(ClaimBatch(batch_id, batch.epoch, self._process_id))
+
+    async def claim_waiting(self, waiting: WaitingBatch) -> Batch | None:
+        """Take over a batch that waits; None when a process holds it by now."""
+        return await self._claim(ClaimBatch(waiting.batch_id, waiting.epoch, self._process_id, only_waiting=True))
+
+    async def _claim(self, claim: ClaimBatch) -> Batch | None:
         if not isinstance(await self._records.write(claim), Applied):
             return None
-        return await self._reads.run_patiently(self._storage.batch, batch_id)
+        return await self._reads.run_patiently(self._storage.batch, claim.batch_id)
 
     async def finalize(self, batch: Batch, reason: AbortReason) -> None:
         """End a claimed batch that nothing runs; return once its end is stored."""

@@ -443,6 +443,15 @@ class UnfinishedBatch:
     started: bool
     process_id: str | None = None
     node_id: str | None = None
+    epoch: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingBatch:
+    """A batch that nobody holds; whoever claims it does so from this epoch."""
+
+    batch_id: str
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -563,7 +572,7 @@ class Storage(Protocol):
         """Unfinished batches held by a process that nobody knows; with `stale`, or by one whose lease has run out."""
         ...
 
-    def waiting_batches(self, node_id: str, *, limit: int) -> list[str]:
+    def waiting_batches(self, node_id: str, *, limit: int) -> list[WaitingBatch]:
         """Batches of a node that nobody holds, the oldest first."""
         ...
 

@@ -167,6 +167,7 @@ UNFINISHED: Final = (
         _STARTED.label("started"),
         batches.c.process_id,
         workspaces.c.node_id,
+        batches.c.epoch,
     )
     .join(workspaces, workspaces.c.id == batches.c.workspace_id)
     .where(literal_column(f"batches.{UNFINISHED_BATCH}"))
