@@ -5,6 +5,7 @@ import structlog
 from app.domain.abort import AbortReason
 from app.domain.batch import Batch, BatchStatus
 from app.domain.tool_call import CallRecord, CallStatus, Outcome
+from app.domain.workspace import Workspace
 from app.errors import Fenced
 from app.events.batch_writer import BatchWriter
 from app.execution.executor import not_started, stopped, summarize
@@ -35,16 +36,21 @@ class Finalizer:
         batch = await self._reads.run_patiently(self._storage.batch, batch_id, calls=False)
         if batch is None or batch.status.terminal:
             return None
-        return await self._claim(ClaimBatch(batch_id, batch.epoch, self._process_id))
+        if not isinstance(await self._records.write(ClaimBatch(batch_id, batch.epoch, self._process_id)), Applied):
+            return None
+        return await self._reads.run_patiently(self._storage.batch, batch_id)
 
-    async def claim_waiting(self, waiting: WaitingBatch) -> Batch | None:
-        """Take over a batch that waits; None when a process holds it by now."""
-        return await self._claim(ClaimBatch(waiting.batch_id, waiting.epoch, self._process_id, only_waiting=True))
-
-    async def _claim(self, claim: ClaimBatch) -> Batch | None:
+    async def claim_waiting(self, waiting: WaitingBatch) -> tuple[Batch, Workspace] | None:
+        """Take over a batch that waits and return it with its workspace; None when a process holds it by now."""
+        claim = ClaimBatch(waiting.batch_id, waiting.epoch, self._process_id, only_waiting=True)
         if not isinstance(await self._records.write(claim), Applied):
             return None
-        return await self._reads.run_patiently(self._storage.batch, claim.batch_id)
+        return await self._reads.run_patiently(self._with_workspace, waiting.batch_id)
+
+    def _with_workspace(self, batch_id: str) -> tuple[Batch, Workspace] | None:
+        batch = self._storage.batch(batch_id)
+        workspace = None if batch is None else self._storage.workspace(batch.workspace_id)
+        return None if batch is None or workspace is None else (batch, workspace)
 
     async def finalize(self, batch: Batch, reason: AbortReason) -> None:
         """End a claimed batch that nothing runs; return once its end is stored."""

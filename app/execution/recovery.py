@@ -108,11 +108,12 @@ class Recovery:
         self._taking.add(batch_id)
         try:
             await self._backend.room()
-            batch = await self._finalizer.claim_waiting(waiting)
-            if batch is None:
+            claimed = await self._finalizer.claim_waiting(waiting)
+            if claimed is None:
                 return
+            batch, workspace = claimed
             if batch.cancel_requested_at is None:
-                self._backend.submit(batch)
+                self._backend.submit(batch, workspace)
             else:
                 await self._finalizer.finalize(batch, AbortReason.CANCELLED)
         finally:

@@ -274,7 +274,7 @@ class BatchService:
         if unfinished is not None and unfinished.process_id is None:
             claimed = await self._finalizer.claim_waiting(WaitingBatch(batch_id, unfinished.epoch))
             if claimed is not None:
-                await self._finalizer.finalize(claimed, AbortReason.CANCELLED)
+                await self._finalizer.finalize(claimed[0], AbortReason.CANCELLED)
 
     async def cancel_call(self, call_id: str, *, owner: str | None, by: Caller = SERVICE) -> CallRecord:
         """Ask for one call to be cancelled and return it as it is then.
