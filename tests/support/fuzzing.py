@@ -18,6 +18,7 @@ from schemathesis.config import SchemathesisConfig
 from schemathesis.schemas import BaseSchema
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
+    ignored_auth,
     positive_data_acceptance,
     response_headers_conformance,
     response_schema_conformance,
@@ -131,7 +132,9 @@ def ask(
         case.call_and_validate(
             base_url=url,
             headers={"Authorization": f"Bearer {KEY}"},
-            excluded_checks=[positive_data_acceptance] if operation in MEANING else [],
+            # An unknown key waits until the keys are read again, and this check sends one with every case:
+            # tests/api/test_scopes.py asks each operation once, without a key and with one that works no more.
+            excluded_checks=[ignored_auth, *([positive_data_acceptance] if operation in MEANING else [])],
             timeout=ANSWER_SECONDS,
         )
 
