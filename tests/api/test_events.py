@@ -13,9 +13,10 @@ from tests.support.server import KEY, Event, ServerThread, event_stream, eventua
 TICKS = {"name": "bash", "arguments": {"command": "for i in 1 2 3 4 5 6; do echo tick $i; sleep 0.12; done"}}
 
 
-@pytest.fixture
-def ended(client: httpx2.Client, batches: str) -> dict[str, Any]:
-    """A batch that has ended, with output in several events."""
+@pytest.fixture(scope="module")
+def ended(client: httpx2.Client) -> dict[str, Any]:
+    """A batch that has ended, with output in several events: to be looked at."""
+    batches = f"/v1/workspaces/{client.post('/v1/workspaces').json()['id']}/batches"
     batch: dict[str, Any] = client.post(batches, json={"calls": [TICKS]}, params={"wait": "20"}).json()
     assert batch["status"] == "completed"
     return batch

@@ -21,8 +21,10 @@ def lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines() if line]
 
 
-@pytest.fixture
-def ended(client: httpx2.Client, batches: str) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def ended(client: httpx2.Client) -> dict[str, Any]:
+    """A batch that has ended, with output in several events: to be looked at."""
+    batches = f"/v1/workspaces/{client.post('/v1/workspaces').json()['id']}/batches"
     batch: dict[str, Any] = client.post(batches, json={"calls": [TICKS]}, params={"wait": "20"}).json()
     assert batch["status"] == "completed"
     return batch
