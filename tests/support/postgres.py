@@ -158,7 +158,7 @@ class PostgresServer:
             "fsync": "off",
             "full_page_writes": "off",
             "shared_buffers": "32MB",
-            "max_connections": 60,
+            "max_connections": 120,
         }
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         with self._log.open("ab") as log:
