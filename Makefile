@@ -30,6 +30,8 @@ export UV_CACHE_DIR ?= $(CURDIR)/$(VENV)/cache/uv
 export PIP_CACHE_DIR ?= $(CURDIR)/$(VENV)/cache/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
+# Kept compiled modules are a third of a start, and of what the tests start several hundred times.
+export PYTHONDONTWRITEBYTECODE :=
 
 # Shell functions for the recipes that install. uv does not read pip's configuration, so what pip was told on this
 # machine (an index of the company's, a directory of wheels, a certificate) is handed over; when uv still cannot get

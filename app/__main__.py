@@ -21,8 +21,18 @@ from app.api.dependencies import Services
 from app.domain.audit import SERVICE
 from app.domain.caller import OWNER, SCOPES
 from app.domain.caller import Scope as KeyScope
+from app.domain.clock import rfc3339
 from app.errors import ConfigurationError
-from app.main import copy_records, create_app, create_key, migrate, relocate_workspaces
+from app.main import (
+    copy_records,
+    create_app,
+    create_key,
+    every_key,
+    list_nodes,
+    migrate,
+    relocate_workspaces,
+    revoke_key,
+)
 from app.sandbox.account import keep_others_out
 from app.services.keys import KeyRequest
 from app.settings import Settings, unknown_variables, variable
@@ -47,6 +57,10 @@ _NOTICE_LOST_CLIENTS: Final = (
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_SECONDS * 1000),
 )
 
+# An id, an owner (longer ones push the rest away), scopes, three times, a name.
+_KEY_COLUMNS: Final = (30, 30, 21, 24, 24, 24, 0)
+_WORKER: Final = {"role": "worker", "backend": "distributed"}
+
 _log = structlog.get_logger(__name__)
 
 
@@ -55,6 +69,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="toolcrib", description="File and shell tools over HTTP.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.add_parser("serve", help="bring the database up to date and serve (the default)")
+    commands.add_parser(
+        "worker",
+        help="run batches that other processes accept",
+        description="Run the batches of the workspaces in this data directory that other processes accept. Listens as "
+        "serve does, for health checks, metrics and what other processes send on. The same as serve with "
+        "TOOLCRIB_ROLE=worker and TOOLCRIB_BACKEND=distributed.",
+    )
+    commands.add_parser("nodes", help="list the nodes of the database and the processes that live")
     commands.add_parser("migrate", help="bring the database up to date")
     database = commands.add_parser("db", help="the database").add_subparsers(dest="db_command", required=True)
     copy = database.add_parser(
@@ -65,11 +87,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     place = "a data directory, or sqlite:///PATH, or postgresql://USER@HOST/NAME"
     copy.add_argument("--from", dest="source", required=True, metavar="DATABASE", help=place)
     copy.add_argument("--to", dest="target", required=True, metavar="DATABASE", help="the same")
-    database.add_parser(
+    relocate = database.add_parser(
         "relocate",
         help="take the directories at the workspaces' roots for theirs, after a restore",
         description="Note which directories stand at the roots of the open workspaces: in the data directory those of "
-        "managed ones, where they were those of adopted ones. Stop the service before.",
+        "managed ones, where they were those of adopted ones. Stop the service before, or with --node the processes of "
+        "that node and of this one.",
+    )
+    relocate.add_argument(
+        "--node", metavar="NODE", help="only the workspaces of this node, which become those of this data directory"
     )
     commands.add_parser("version", help="print the version")
     key = commands.add_parser("key", help="API keys").add_subparsers(dest="key_command", required=True)
@@ -81,21 +107,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     create.add_argument(
         "--owner", type=_owner, help="whose things it makes and sees; keys may share one (the key's own id)"
     )
+    key.add_parser("list", help="list all keys, newest first; their tokens are stored nowhere")
+    revoke = key.add_parser("revoke", help="revoke a key, also while the service runs")
+    revoke.add_argument("key_id", metavar="ID", help="its id, key_…, as in the list")
     asked = parser.parse_args(arguments)
     if asked.command == "version":
         sys.stdout.write(f"toolcrib {__version__}\n")
         return 0
     try:
-        settings = Settings.load()
+        settings = Settings.load(**_WORKER) if asked.command == "worker" else Settings.load()
         configure_logging(settings.log_level, settings.log_format)
         for name, nearest in unknown_variables(os.environ):
             _log.warning("unknown_setting", variable=name, did_you_mean=nearest)
         if asked.command == "migrate":
             migrate(settings)
+        elif asked.command == "nodes":
+            list_nodes(settings, _say)
         elif asked.command == "db" and asked.db_command == "relocate":
-            relocate_workspaces(settings, _say)
+            relocate_workspaces(settings, _say, node=asked.node)
         elif asked.command == "db":
             copy_records(asked.source, asked.target, _say)
+        elif asked.command == "key" and asked.key_command == "list":
+            _list_keys(settings)
+        elif asked.command == "key" and asked.key_command == "revoke":
+            revoke_key(settings, asked.key_id)
+            _say(f"revoked {asked.key_id}")
         elif asked.command == "key":
             sys.stdout.write(create_key(settings, KeyRequest(asked.name, asked.scopes, asked.owner)) + "\n")
         else:
@@ -122,6 +158,18 @@ def _owner(text: str) -> str:
     if OWNER.match(text) is None:
         raise argparse.ArgumentTypeError(f"an owner is 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-', not {text!r}")
     return text
+
+
+def _list_keys(settings: Settings) -> None:
+    def line(*columns: str) -> None:
+        _say("  ".join(text.ljust(width) for text, width in zip(columns, _KEY_COLUMNS, strict=True)).rstrip())
+
+    line("id", "owner", "scopes", "created", "expires", "revoked", "name")
+    for key in every_key(settings):
+        times = ("-" if at is None else rfc3339(at) for at in (key.created_at, key.expires_at, key.revoked_at))
+        # A name may hold anything; a line stays a line.
+        name = "".join(sign if sign.isprintable() else "?" for sign in key.name)
+        line(key.id, key.owner, ",".join(key.scopes), *times, name)
 
 
 class Server(uvicorn.Server):
@@ -152,8 +200,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        host, port = self.servers[0].sockets[0].getsockname()[:2]
-        address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        address = _url(*self.servers[0].sockets[0].getsockname()[:2])
         lines = [f"Toolcrib {__version__} listens on {address}"]
         if self._new_token is not None:
             lines += [
@@ -237,8 +284,7 @@ async def serving_metrics(settings: Settings, metrics: Metrics) -> AsyncIterator
         return
     with _bind(settings.metrics_host, settings.metrics_port, "metrics_") as listener:
         server = MetricsServer(metrics)
-        host, port = listener.getsockname()[:2]
-        url = f"http://[{host}]:{port}/metrics" if ":" in host else f"http://{host}:{port}/metrics"
+        url = f"{_url(*listener.getsockname()[:2])}/metrics"
         async with asyncio.TaskGroup() as group:
             group.create_task(server.serve(sockets=[listener]))
             try:
@@ -252,7 +298,7 @@ def _serve(settings: Settings) -> int:
     """Serve until told to stop; return the exit status, 1 when the service had to give up."""
     keep_others_out()
     with _bind(settings.host, settings.port) as listener:
-        app = create_app(settings)
+        app = create_app(settings, address=_address(listener))
         config = uvicorn.Config(
             app,
             lifespan="off",
@@ -304,6 +350,16 @@ async def _first_key(settings: Settings, services: Services) -> str | None:
         )
     _, token = await services.keys.create(KeyRequest("first start"), by=SERVICE)
     return token
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _address(listener: socket.socket) -> str:
+    """Return where other processes reach what listens here, as far as this machine can tell."""
+    host, port = listener.getsockname()[:2]
+    return _url(socket.gethostname() if host in {"0.0.0.0", "::"} else host, port)  # noqa: S104 - compared, not bound
 
 
 def _say(line: str) -> None:

@@ -129,6 +129,12 @@ class WorkspaceGone(AppError):
     code = "workspace_gone"
 
 
+class OwnerGone(AppError):
+    """No process of the workspace's node lives: try again, or ask an operator."""
+
+    code = "owner_gone"
+
+
 class OutputGone(AppError):
     """The output of the call was removed by retention; the call itself is there."""
 

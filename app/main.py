@@ -11,11 +11,11 @@ import os
 import platform
 import signal
 import stat
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 from fastapi import FastAPI
@@ -25,21 +25,26 @@ from starlette.middleware.cors import CORSMiddleware
 from app import __version__
 from app.api.dependencies import About, Services
 from app.api.errors import add_error_handlers
+from app.api.forwarding import add_forwarding, open_forwarding
 from app.api.middleware import FaultBarrier, RequestContext
-from app.api.openapi import build_openapi
+from app.api.openapi import Document
 from app.api.routes import audit, batches, calls, files, keys, limits, operations, tools, url_tokens, workspaces
 from app.domain.abort import AbortReason
 from app.domain.audit import COMMAND_LINE
 from app.domain.encodings import load_codecs
+from app.domain.ids import is_id, new_id
+from app.domain.node import Process
 from app.domain.retention import RetentionPolicy
 from app.domain.workspace import Workspace
 from app.errors import ConfigurationError
 from app.events.feed import WorkspaceFeed
 from app.events.log import EventLog
 from app.execution.backends.admission import Admission
+from app.execution.backends.distributed import DistributedBackend
 from app.execution.backends.local import LocalBackend
 from app.execution.finalizer import Finalizer
-from app.execution.recovery import recover
+from app.execution.membership import Membership
+from app.execution.recovery import Recovery
 from app.execution.runner import BatchRunner
 from app.hooks.chain import hook_chain, load_hooks
 from app.sandbox.account import Account, acts_as_others, find_account, obstacle, require_power_to_act
@@ -62,23 +67,26 @@ from app.services.audit import AuditLog
 from app.services.batches import BatchService
 from app.services.file_access import FileAccess
 from app.services.files import FileService
-from app.services.keys import KeyRequest, KeyService, make_key
+from app.services.keys import ENVIRONMENT, KeyRequest, KeyService, make_key, make_revocation
 from app.services.pressure import Pressure
 from app.services.readiness import Readiness
 from app.services.request_rates import BURST_SECONDS, Rate, RequestRates
 from app.services.retention import Retention
-from app.services.streams import StreamSlots
+from app.services.streams import StreamSlots, end_with_their_keys
 from app.services.tool_catalog import ToolCatalog
 from app.services.url_tokens import UrlTokenService, secret_of
 from app.services.workspace_roots import WorkspaceRoots, look_at
 from app.services.workspaces import WorkspaceService
 from app.settings import Settings, variable
 from app.storage.ballast import Ballast
-from app.storage.base import SchemaTooNew, StorageError
+from app.storage.base import ApiKey, Refused, SchemaTooNew, StorageError
 from app.storage.instance_lock import InstanceLock
+from app.storage.process_lock import ProcessLock, node_of
 from app.storage.read_pool import ReadPool
 from app.storage.record_writer import Commit, RecordWriter
 from app.storage.sql.database_copy import CopyRefused, copy_database
+from app.storage.sql.jobs import JobQueue
+from app.storage.sql.listener import CANCEL, Listener
 from app.storage.sql.relocation import Standing, relocate
 from app.storage.sql.storage import SqlStorage
 from app.telemetry.loop_lag import LoopLag
@@ -92,6 +100,8 @@ from app.tools.registry import ToolsOptions, WorkspaceTools, all_tool_names
 # For what a server that did not drain left running, and for what still waits to be stored.
 END_SECONDS: Final = 0.5
 STORE_SECONDS: Final = 1.0
+
+KEYS_AT_ONCE: Final = 200
 
 # Workspaces of a service that is root and was started in a directory nobody else can reach.
 ELSEWHERE: Final = Path("/var/lib/toolcrib")
@@ -109,6 +119,9 @@ _TAGS: Final = [
     {"name": "keys", "description": "Who may do what. For operators."},
     {"name": "operations", "description": "For whoever runs the service; no key needed."},
 ]
+# Each router has its prefix and what its routes have in common: included, they would be built a second time by the
+# first request.
+_ROUTES: Final = (batches, calls, workspaces, files, tools, limits, keys, url_tokens, audit, operations)
 _CORS_METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 _CORS_REQUEST_HEADERS: Final = (
     "Authorization",
@@ -143,12 +156,17 @@ def _stop_process() -> None:
 
 
 def create_app(
-    settings: Settings, *, stop: Callable[[], None] = _stop_process, tracer_provider: TracerProvider | None = None
+    settings: Settings,
+    *,
+    address: str | None = None,
+    stop: Callable[[], None] = _stop_process,
+    tracer_provider: TracerProvider | None = None,
 ) -> FastAPI:
     """Return the application; its lifespan builds `app.state.services` and takes them down again.
 
     Args:
         settings: what to build.
+        address: the URL at which other processes reach this one; None when they cannot.
         stop: called on the event loop when the service can no longer do its work and has to end.
         tracer_provider: where spans go, and who calls this closes it; None makes one when the settings ask for traces.
 
@@ -165,7 +183,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         try:
-            async with running(settings, stop, metrics, observe) as services:
+            async with running(settings, stop, metrics, observe, address=address) as services:
                 app.state.services = services
                 yield
         finally:
@@ -177,6 +195,7 @@ def create_app(
         version=__version__,
         description=_DESCRIPTION,
         openapi_tags=_TAGS,
+        routes=[route for module in _ROUTES for route in module.router.routes],
         lifespan=lifespan,
         openapi_url=None,
         docs_url=None,
@@ -192,9 +211,8 @@ def create_app(
             "exclude": lambda scope: scope.get("path") in QUIET_PATHS,
         },
     )
-    for module in (batches, calls, workspaces, files, tools, limits, keys, url_tokens, audit, operations):
-        app.include_router(module.router)
     add_error_handlers(app)
+    add_forwarding(app)
     # The last one added is the outermost.
     app.add_middleware(FaultBarrier)
     if settings.cors_origins:
@@ -206,8 +224,7 @@ def create_app(
             expose_headers=list(_CORS_RESPONSE_HEADERS),
         )
     app.add_middleware(RequestContext, answered=metrics.http_answered)
-    document = build_openapi(app)
-    app.openapi = lambda: document  # type: ignore[method-assign]  # the way FastAPI offers
+    app.openapi = Document(app)  # type: ignore[method-assign]  # the way FastAPI offers
     return app
 
 
@@ -217,6 +234,8 @@ async def running(
     stop: Callable[[], None] = _stop_process,
     metrics: Metrics | None = None,
     observe: Observe | None = None,
+    *,
+    address: str | None = None,
 ) -> AsyncIterator[Services]:
     """Build everything, recover what a crash left, and take it all down again.
 
@@ -225,24 +244,30 @@ async def running(
         stop: called on the event loop when the service can no longer do its work and has to end.
         metrics: where to count; None makes its own.
         observe: is told of every batch; None is `metrics`.
+        address: the URL at which other processes reach this one; None when they cannot.
 
     Raises:
         ConfigurationError: the service cannot start as it is set up; the message is a sentence.
     """
     metrics = metrics or Metrics(sorted(all_tool_names))
     async with AsyncExitStack() as stack:
-        await asyncio.to_thread(_make_data_dir, settings)
-        account = await asyncio.to_thread(_account, settings)
-        if settings.database_url is None:
-            stack.enter_context(InstanceLock(settings.data_dir))
-        place = await asyncio.to_thread(_place, settings, account)
+        account, place = None, settings.data_dir
+        if settings.role != "api":
+            await asyncio.to_thread(_make_data_dir, settings)
+            account = await asyncio.to_thread(_account, settings)
+            if settings.database_url is None:
+                stack.enter_context(InstanceLock(settings.data_dir))
+            place = await asyncio.to_thread(_place, settings, account)
         if account is not None:
             await asyncio.to_thread(load_codecs)
-        storage = await asyncio.to_thread(_open_storage, settings)
+        jobs = _jobs(settings)
+        forwarding = None if jobs is None else await stack.enter_async_context(open_forwarding())
+        storage = await asyncio.to_thread(_open_storage, settings, jobs)
         stack.callback(storage.close)
         reads = ReadPool()
         stack.callback(reads.close)
-        readiness = Readiness(storage, reads, place)
+        process = _process(settings, address)
+        readiness = Readiness(storage, reads, None if process.node_id is None else place)
 
         # The log asks the backend, which writes to the log: one of the two has to come second.
         backends: list[LocalBackend] = []
@@ -253,6 +278,16 @@ async def running(
         def committed(writes: Commit) -> None:
             log.committed(writes)
             feed.committed(writes)
+
+        def lapse() -> None:
+            for made in backends:
+                made.stop_all(AbortReason.INTERRUPTED)
+
+        postgres = settings.database_url is not None
+        find_dead = stack.enter_context(ProcessLock(settings.data_dir, process.id)).dead if process.node_id else None
+        membership = Membership(storage, process, shared=postgres, on_lapse=lapse, find_dead=find_dead)
+        await membership.join()
+        stack.push_async_callback(membership.leave)
 
         def give_up(error: BaseException) -> None:
             # Nothing can be stored any more, so nothing may run.
@@ -275,7 +310,11 @@ async def running(
 
         file_pool = FilePool()
         stack.callback(file_pool.close)
-        locks = None if settings.database_url is None else await asyncio.to_thread(_file_locks, settings)
+        locks = (
+            None
+            if settings.database_url is None or process.node_id is None
+            else await asyncio.to_thread(_file_locks, settings)
+        )
         if locks is not None:
             stack.callback(locks.close)
         mutations = FileMutationQueue(locks)
@@ -302,7 +341,7 @@ async def running(
             policy=policy,
             usage=disk_usage,
         )
-        finalizer = Finalizer(storage, reads, records)
+        finalizer = Finalizer(storage, reads, records, process_id=process.id)
         runner = BatchRunner(
             storage=storage,
             reads=reads,
@@ -313,14 +352,23 @@ async def running(
             observe=observe or metrics.batch_taken_up,
         )
         admission = Admission(settings.max_batches, settings.max_batches_per_workspace, settings.max_batch_bytes)
-        backend = LocalBackend(
+        backend = DistributedBackend(
             runner,
             running=settings.running_batches,
             per_workspace=settings.running_batches_per_workspace,
             admission=admission,
         )
         backends.append(backend)
-        batch_service = BatchService(storage=storage, reads=reads, records=records, log=log, backend=backend)
+        batch_service = BatchService(
+            storage=storage,
+            reads=reads,
+            records=records,
+            log=log,
+            backend=backend,
+            finalizer=finalizer,
+            membership=membership,
+            admission=admission,
+        )
         workspace_service = WorkspaceService(
             storage=storage,
             reads=reads,
@@ -331,6 +379,7 @@ async def running(
             allow_unrestricted=settings.allow_unrestricted,
             policy=policy,
             usage=disk_usage,
+            node_id=process.node_id,
         )
         retention = Retention(
             storage=storage,
@@ -376,6 +425,8 @@ async def running(
             readiness=readiness,
             metrics=metrics,
             about=about,
+            membership=membership,
+            forwarding=forwarding,
         )
 
         def usage() -> Usage:
@@ -389,8 +440,12 @@ async def running(
                     reason: sum(one.counts.killed[reason] for one in held) for reason in sandbox.counts.killed
                 },
                 commands_waiting=slots.use.waiting,
+                command_slots=slots.use.running,
                 searches_waiting=ripgrep.waiting,
                 followers=log.followers + feed.followers,
+                streams=streams.total,
+                reads_running=reads.running,
+                reads_waiting=reads.waiting,
                 writes_waiting=records.depth,
                 records_removed=retention.removed.to_json(),
                 disk_full=records.full,
@@ -408,15 +463,54 @@ async def running(
         lag = LoopLag(metrics.loop_was_late)
         lag.start()
         stack.callback(lag.stop)
-        await workspace_service.recover()
-        await recover(storage, reads, finalizer, backend)
-        keeping_records = asyncio.create_task(retention.keep(), name="retention")
-        stack.push_async_callback(_cancel, keeping_records)
-        housekeeping = asyncio.create_task(workspace_service.keep_house(), name="housekeeping")
-        stack.push_async_callback(_cancel, housekeeping)
+        recovery = Recovery(
+            storage=storage,
+            reads=reads,
+            records=records,
+            finalizer=finalizer,
+            backend=backend,
+            membership=membership,
+        )
+
+        def woken(ids: Collection[str] | None) -> None:
+            log.woken(ids)
+            feed.woken(ids)
+            wishes = None if ids is None else [one[len(CANCEL) :] for one in ids if one.startswith(CANCEL)]
+            if wishes is None or wishes:
+                recovery.wake(wishes)
+            if ids is None or any(one.startswith("ws_") for one in ids):
+                recovery.batches_may_wait()
+            if ids is None or any(one.startswith("proc_") for one in ids):
+                membership.others_changed()
+
+        def keep(work: Coroutine[Any, Any, None], name: str) -> None:
+            stack.push_async_callback(_cancel, asyncio.create_task(work, name=name))
+
+        await recovery.recover()
+        if process.node_id is not None:
+            await workspace_service.recover()
+            keep(workspace_service.keep_house(), "housekeeping")
+        keep(retention.keep(lambda: membership.leads), "retention")
+        keep(end_with_their_keys(streams, keys), "streams")
+        if settings.direct_url is not None:
+            keep(Listener(settings.direct_url, process.id, woken).listen(), "listener")
+            keep(recovery.keep(), "recovery")
+            keep(recovery.keep_taking(), "taking")
+            keep(membership.keep(recovery.wake), "heartbeat")
         stack.push_async_callback(_end_batches, batch_service)
+        if jobs is not None and process.node_id is not None:
+            backend.start(jobs, process.node_id, recovery.take)
+            stack.push_async_callback(backend.stop_taking)
         run_as = os.geteuid() if account is None else account.uid
-        _log.info("ready", data_dir=str(settings.data_dir), sandbox=about.sandbox, run_as=run_as)
+        _log.info(
+            "ready",
+            data_dir=str(settings.data_dir),
+            sandbox=about.sandbox,
+            run_as=run_as,
+            process_id=process.id,
+            node_id=process.node_id,
+            role=process.role,
+        )
         yield services
 
 
@@ -427,7 +521,7 @@ def migrate(settings: Settings) -> None:
         ConfigurationError: it is newer than this code, or does not answer.
     """
     _make_data_dir(settings)
-    _open_storage(settings).close()
+    _open_storage(settings, _jobs(settings)).close()
 
 
 def copy_records(source: str, target: str, tell: Callable[[str], None]) -> None:
@@ -454,15 +548,45 @@ def copy_records(source: str, target: str, tell: Callable[[str], None]) -> None:
     tell(f"compared: {len(sums)} tables, {sum(one.rows for one in sums)} rows, the same in both databases")
 
 
-def relocate_workspaces(settings: Settings, tell: Callable[[str], None]) -> None:
+def list_nodes(settings: Settings, tell: Callable[[str], None]) -> None:
+    """Tell of the nodes of the database, their workspaces and the processes that live.
+
+    Raises:
+        ConfigurationError: the database cannot be used.
+    """
+    storage = _open_storage(settings)
+    try:
+        nodes, living = storage.nodes(), storage.living()
+    finally:
+        storage.close()
+    for node in nodes:
+        own = [process for process in living if process.node_id == node.id]
+        tell(
+            f"{node.id}: {node.workspaces} open workspaces, {'' if own else 'no '}living processes{':' if own else ''}"
+        )
+        for process in own:
+            tell(f"  {process.id} {process.role} {process.url or ''}".rstrip())
+    for process in living:
+        if process.node_id is None:
+            tell(f"{process.id} {process.role} {process.url or ''}, without a node")
+
+
+def relocate_workspaces(settings: Settings, tell: Callable[[str], None], *, node: str | None = None) -> None:
     """Take the directories that stand at the roots of the open workspaces for theirs, as after a restore.
 
-    Those of managed workspaces are looked for in the data directory, adopted ones where they were.
+    Those of managed workspaces are looked for in the data directory, adopted ones where they were. What is found
+    belongs to the node of the data directory from then on.
+
+    Args:
+        settings: which data directory and database.
+        tell: gets the line that is to be shown.
+        node: only the workspaces of this node; processes of other nodes may go on.
 
     Raises:
         ConfigurationError: the database cannot be used, or a service uses it.
     """
     _make_data_dir(settings)
+    here = node_of(settings.data_dir)
     _open_storage(settings).close()
     roots = WorkspaceRoots(_place(settings, _account(settings)), settings.workspace_roots)
 
@@ -476,8 +600,9 @@ def relocate_workspaces(settings: Settings, tell: Callable[[str], None]) -> None
 
     url = settings.database_url
     try:
-        done = relocate(settings.data_dir / "toolcrib.db" if url is None else url.get_secret_value(), find)
-    except (StorageError, ConfigurationError) as error:
+        database = settings.data_dir / "toolcrib.db" if url is None else url.get_secret_value()
+        done = relocate(database, find, here=here, node=node)
+    except (StorageError, ConfigurationError, CopyRefused) as error:
         raise ConfigurationError(_sentence("nothing was changed", error)) from None
     tell(
         f"open workspaces: {done.total}; the directories of {len(done.moved)} were taken for theirs, those of "
@@ -494,17 +619,58 @@ def create_key(settings: Settings, request: KeyRequest) -> str:
 
     Raises:
         ConfigurationError: the database cannot be used.
+        StorageError: the key was not stored.
     """
+    write, token = make_key(request, by=COMMAND_LINE)
+    with _records(settings) as storage:
+        storage.apply([write])
+    return token
+
+
+def every_key(settings: Settings) -> Iterator[ApiKey]:
+    """Yield all API keys, newest first; revoked and expired ones too.
+
+    Raises:
+        ConfigurationError: the database cannot be used.
+        StorageError: it failed meanwhile.
+    """
+    with _records(settings) as storage:
+        before: str | None = None
+        while True:
+            page = storage.keys_page(before=before, limit=KEYS_AT_ONCE)
+            yield from page.items
+            before = page.next_before
+            if before is None:
+                return
+
+
+def revoke_key(settings: Settings, key_id: str) -> None:
+    """Revoke an API key, also while a service runs; one that was revoked before stays as it is.
+
+    Raises:
+        ConfigurationError: there is no such key, or the database cannot be used.
+        StorageError: it is as it was.
+    """
+    if key_id == ENVIRONMENT:
+        raise ConfigurationError(f"the key of the environment cannot be revoked: change {variable('api_key')}.")
+    unknown = ConfigurationError(f"there is no key {display_path(key_id)}.")
+    if not is_id(key_id, "key"):
+        raise unknown
+    with _records(settings) as storage:
+        [outcome] = storage.apply([make_revocation(key_id, by=COMMAND_LINE)])
+    if isinstance(outcome, Refused):
+        raise unknown
+
+
+@contextmanager
+def _records(settings: Settings) -> Iterator[SqlStorage]:
+    """Open the database for a command, beside a service that may be running."""
     _make_data_dir(settings)
     storage = _open_storage(settings)
     try:
-        write, token = make_key(request, by=COMMAND_LINE)
-        storage.apply([write])
-    except StorageError as error:
-        raise ConfigurationError(f"the key was not stored: {error}") from error
+        yield storage
     finally:
         storage.close()
-    return token
 
 
 def _make_data_dir(settings: Settings) -> None:
@@ -626,10 +792,33 @@ def _means(settings: Settings, most: CommandLimits, account: Account | None, pla
     )
 
 
-def _open_storage(settings: Settings) -> SqlStorage:
+def _jobs(settings: Settings) -> JobQueue | None:
+    """Return where batches for other nodes wait; None when they are refused.
+
+    Raises:
+        ConfigurationError: what it takes is not installed.
+    """
+    if settings.backend == "local" or settings.direct_url is None:
+        return None
+    try:
+        return JobQueue(settings.direct_url)
+    except ConfigurationError as error:
+        raise ConfigurationError(_sentence(f"{variable('backend')}=distributed cannot be had", error)) from None
+
+
+def _process(settings: Settings, address: str | None) -> Process:
+    node_id = None if settings.role == "api" else node_of(settings.data_dir)
+    return Process(new_id("proc"), node_id, settings.role, settings.advertise_url or address)
+
+
+def _open_storage(settings: Settings, jobs: JobQueue | None = None) -> SqlStorage:
     url = settings.database_url
     try:
-        storage = SqlStorage(_database_file(settings) if url is None else url.get_secret_value())
+        storage = SqlStorage(
+            _database_file(settings) if url is None else url.get_secret_value(),
+            jobs=jobs,
+            direct=None if settings.database_direct_url is None else settings.direct_url,
+        )
     except (ConfigurationError, ValueError) as error:
         raise ConfigurationError(_sentence(f"{variable('database_url')} is wrong", error)) from None
     try:
@@ -680,6 +869,8 @@ async def _sandbox(settings: Settings, means: SandboxMeans) -> Sandbox:
     Raises:
         ConfigurationError: the one that is asked for does not hold.
     """
+    if settings.role == "api":
+        return RefusedSandbox(f"this process runs nothing ({variable('role')}=api)")
     tiers: Sequence[Tier] = ("namespace", "landlock", "process")
     if settings.sandbox != "auto":
         tiers = (settings.sandbox,)

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from app.domain.node import Role
 from app.errors import ConfigurationError
 from app.execution.backends.admission import MAX_BATCH_BYTES, MAX_BATCHES, MAX_BATCHES_PER_WORKSPACE
 from app.execution.backends.local import RUNNING_BATCHES, RUNNING_BATCHES_PER_WORKSPACE
@@ -22,7 +24,7 @@ from app.services.streams import STREAMS_PER_BATCH, STREAMS_PER_KEY
 from app.telemetry.logs import LogFormat, LogLevel
 
 PREFIX: Final = "TOOLCRIB_"
-_SECRETS: Final = frozenset({"api_key", "database_url"})
+_SECRETS: Final = frozenset({"api_key", "database_url", "database_direct_url"})
 
 
 def _seconds(value: Any) -> Any:
@@ -34,6 +36,7 @@ def _seconds(value: Any) -> Any:
     return int(found[1]) * _UNITS[found[2] or "s"]
 
 
+_NAMES: Final = {"role": f"{PREFIX}ROLE", "name": f"{PREFIX}BACKEND", "url": f"{PREFIX}DATABASE_URL"}
 _DURATION: Final = re.compile(r"([0-9]{1,10})\s*([smhd]?)")
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 Duration = Annotated[int, BeforeValidator(_seconds), Field(ge=1, le=100 * 366 * 86_400)]
@@ -51,6 +54,10 @@ class Settings(BaseSettings):
     port: int = Field(default=8080, ge=0, le=65535)
     data_dir: Path = Path("data")
     database_url: SecretStr | None = None
+    database_direct_url: SecretStr | None = None
+    role: Role = "all"
+    backend: Literal["local", "distributed"] = "local"
+    advertise_url: str | None = None
     api_key: SecretStr | None = None
     workspace_roots: Annotated[tuple[Path, ...], NoDecode] = ()
     allow_unrestricted: bool = False
@@ -93,14 +100,14 @@ class Settings(BaseSettings):
     log_format: LogFormat = "auto"
 
     @classmethod
-    def load(cls) -> Self:
-        """Read the environment.
+    def load(cls, **given: Any) -> Self:
+        """Read the environment; what is given wins over it.
 
         Raises:
             ConfigurationError: a value is wrong; the message is one sentence that names the variable.
         """
         try:
-            return cls()
+            return cls(**given)
         except ValidationError as error:
             raise ConfigurationError(_sentence(error)) from None
 
@@ -119,7 +126,32 @@ class Settings(BaseSettings):
     def _resolve(cls, value: Path) -> Path:
         return value.expanduser().resolve()
 
-    @field_validator("database_url")
+    @property
+    def direct_url(self) -> str | None:
+        """The URL of Postgres past any pooler of transactions; None on SQLite."""
+        url = self.database_direct_url or self.database_url
+        return None if url is None else url.get_secret_value()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.backend == "distributed" and self.database_url is None:
+            raise PydanticCustomError("backend", "{name}=distributed needs Postgres in {url}", _NAMES)
+        if self.role != "all" and self.backend != "distributed":
+            raise PydanticCustomError("role", "{role}={value} needs {name}=distributed", {**_NAMES, "value": self.role})
+        return self
+
+    @field_validator("advertise_url")
+    @classmethod
+    def _is_reachable(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        parts = urlsplit(value)
+        plain = parts.scheme in {"http", "https"} and parts.hostname and parts.path in {"", "/"} and value.isascii()
+        if not plain or parts.query or parts.fragment or parts.username:
+            raise PydanticCustomError("advertise_url", "it has to be a URL such as http://worker-1:8080")
+        return value.rstrip("/")
+
+    @field_validator("database_url", "database_direct_url")
     @classmethod
     def _is_postgres(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and not value.get_secret_value().startswith(("postgresql://", "postgres://")):
@@ -236,6 +268,9 @@ def unknown_variables(environment: Mapping[str, str], also_known: Iterable[str] 
 def _sentence(error: ValidationError) -> str:
     parts = []
     for problem in error.errors(include_url=False):
+        if not problem["loc"]:
+            parts.append(problem["msg"].removesuffix("."))
+            continue
         field = str(problem["loc"][0])
         message = problem["msg"].removesuffix(".")
         message = (message[0].lower() + message[1:]).replace("input should", "it has to")

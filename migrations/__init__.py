@@ -7,7 +7,7 @@ chain against the tables of `app.storage.sql.schema`.
 from pathlib import Path
 from typing import Final
 
-HEAD: Final = "0001"
+HEAD: Final = "0002"
 """The newest revision. A database that says so needs nothing, and nothing of Alembic is loaded to find out."""
 
 LOCATION: Final = Path(__file__).parent

@@ -12,7 +12,11 @@ import structlog
 
 from app import __version__
 from app.__main__ import main
+from app.domain.clock import rfc3339
+from app.services.keys import TRUST_SECONDS
+from app.storage.base import RevokeKey
 from app.storage.sql.storage import SqlStorage
+from tests.support.server import ServerThread, eventually
 
 Capture = pytest.CaptureFixture[str]
 
@@ -131,7 +135,58 @@ def test_a_key_is_made_and_shown_once(tmp_path: Path, capsys: Capture) -> None:
     assert len(key.token_hash) == 32
 
 
-@pytest.mark.parametrize("arguments", [["frobnicate"], ["key"], ["key", "create", "extra"]])
+def test_keys_are_listed_newest_first_without_their_tokens(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.main.KEYS_AT_ONCE", 1)
+    assert main(["key", "create", "--name", "Größe ✓\n", "--scopes", "read,exec", "--owner", "team-a"]) == 0
+    assert main(["key", "create"]) == 0
+    tokens = capsys.readouterr().out.split()
+    storage = SqlStorage(tmp_path / "data" / "toolcrib.db")
+    second, first = storage.keys_page(before=None, limit=9).items
+    storage.apply([RevokeKey(first.id, 1_700_000_000_000)])
+    storage.close()
+
+    assert main(["key", "list"]) == 0
+    head, *listed = capsys.readouterr().out.splitlines()
+    assert head.split() == ["id", "owner", "scopes", "created", "expires", "revoked", "name"]
+    made = [rfc3339(key.created_at) for key in (second, first)]
+    assert [line.split() for line in listed] == [
+        [second.id, second.id, "read,write,exec,admin", made[0], "-", "-"],
+        [first.id, "team-a", "read,exec", made[1], "-", "2023-11-14T22:13:20.000Z", "Größe", "✓?"],
+    ]
+    assert not any(token in line for token in tokens for line in listed)
+
+
+def test_a_service_that_runs_takes_a_key_no_more_that_the_command_has_revoked(tmp_path: Path, capsys: Capture) -> None:
+    with ServerThread(tmp_path / "data") as server, server.client() as operator:
+        made = operator.post("/v1/keys", json={"name": "k", "scopes": ["read"]}).json()
+        with server.client(made["token"]) as client:
+            assert client.get("/v1/tools").status_code == 200
+            for _ in range(2):
+                assert main(["key", "revoke", made["id"]]) == 0
+                assert f"revoked {made['id']}" in capsys.readouterr().out.splitlines()
+            eventually(lambda: client.get("/v1/tools").status_code == 401, TRUST_SECONDS + 5)
+        noted = operator.get("/v1/audit-events", params={"action": "key.revoked"}).json()["data"]
+    assert [(event["target"], event["actor"]) for event in noted] == [(made["id"], "cli")]
+
+
+@pytest.mark.parametrize(
+    ("key_id", "sentence"),
+    [
+        ("key_01m8pk0mq7e71bgqe673033873", "there is no key key_01m8pk0mq7e71bgqe673033873."),
+        ("", "there is no key ."),
+        ("\udcff", "there is no key \\xff."),
+        ("env", "the key of the environment cannot be revoked: change TOOLCRIB_API_KEY."),
+    ],
+)
+def test_a_key_that_is_none_cannot_be_revoked(capsys: Capture, key_id: str, sentence: str) -> None:
+    assert refusal(capsys, "key", "revoke", key_id) == sentence
+
+
+@pytest.mark.parametrize(
+    "arguments", [["frobnicate"], ["key"], ["key", "create", "extra"], ["key", "list", "extra"], ["key", "revoke"]]
+)
 def test_a_command_that_is_none_is_refused(arguments: list[str], capsys: Capture) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)

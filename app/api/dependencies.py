@@ -13,6 +13,7 @@ from fastapi.security import HTTPBearer, SecurityScopes
 from pydantic import AfterValidator
 
 from app.api.errors import UnsupportedMediaType
+from app.api.forwarding import Elsewhere, Forwarding
 from app.api.middleware import RATE_FIELDS
 from app.domain.caller import Caller
 from app.domain.idempotency import IdempotencyKey
@@ -25,13 +26,15 @@ from app.errors import (
     MalformedJson,
     NotFound,
     Overloaded,
+    OwnerGone,
     PayloadTooLarge,
     Unauthorized,
 )
 from app.events.feed import WorkspaceFeed
+from app.execution.membership import Membership
 from app.services.archives import ArchiveService
 from app.services.audit import AuditLog
-from app.services.batches import BatchService
+from app.services.batches import BatchService, owner_gone
 from app.services.files import FileService
 from app.services.keys import KeyService
 from app.services.pressure import Pressure
@@ -87,6 +90,8 @@ class Services:
     readiness: Readiness
     metrics: Metrics
     about: About
+    membership: Membership
+    forwarding: Forwarding | None
 
 
 def services_of(request: Request) -> Services:
@@ -98,9 +103,17 @@ class ApiKey(HTTPBearer):
     """What every request of `/v1` passes: its bearer key, the key's scopes, then the names of its query parameters.
 
     In this order, because who has no key is told nothing else.
+
+    Args:
+        at_node: whether the request is for what stands in the workspace's directory: then another node's is asked.
+
+    Raises:
+        Elsewhere: the directory is another node's.
+        OwnerGone: it is, and no process of that lives.
     """
 
-    def __init__(self, scheme_name: str = KEY_SCHEME) -> None:
+    def __init__(self, scheme_name: str = KEY_SCHEME, *, at_node: bool = False) -> None:
+        self._at_node = at_node
         super().__init__(
             scheme_name=scheme_name,
             description="`Authorization: Bearer <API key>`; the scopes are the key's.",
@@ -124,6 +137,8 @@ class ApiKey(HTTPBearer):
             raise
         if request.scope["query_string"]:
             _refuse_odd_parameters(request)
+        if self._at_node:
+            await _require_node(request)
         return caller
 
     async def _caller(self, request: Request) -> Caller:
@@ -161,8 +176,8 @@ class AnyScope(ApiKey):
 class KeyOrUrlToken(ApiKey):
     """As `ApiKey`; without the header a URL token in `?token=` will do. For GET and HEAD of one resource."""
 
-    def __init__(self) -> None:
-        super().__init__(KEY_OR_TOKEN_SCHEME)
+    def __init__(self, *, at_node: bool = False) -> None:
+        super().__init__(KEY_OR_TOKEN_SCHEME, at_node=at_node)
 
     async def __call__(  # type: ignore[override]
         self,
@@ -212,9 +227,44 @@ Reader = Annotated[Caller, Security(_api_key, scopes=["read"])]
 Viewer = Annotated[Caller, Security(KeyOrUrlToken(), scopes=["read"])]
 """A reader of one resource, which a URL token may open too: declare it for GET and HEAD alone."""
 Writer = Annotated[Caller, Security(_api_key, scopes=["write"])]
+NodeReader = Annotated[Caller, Security(ApiKey(at_node=True), scopes=["read"])]
+NodeViewer = Annotated[Caller, Security(KeyOrUrlToken(at_node=True), scopes=["read"])]
+NodeWriter = Annotated[Caller, Security(ApiKey(at_node=True), scopes=["write"])]
+"""For what stands in the directory of the workspace in the path: a process of its node answers."""
 Admin = Annotated[Caller, Security(_api_key, scopes=["admin"])]
 ToolCaller = Annotated[Caller, Security(AnyScope(), scopes=["read", "write", "exec"])]
 """Who may call tools; `require_tools` says which."""
+
+
+async def _require_node(request: Request) -> None:
+    services = services_of(request)
+    workspace_id = request.path_params["workspace_id"]
+    workspaces, here = services.workspaces, services.membership.process.node_id
+    if not is_id(workspace_id, "ws") or await workspaces.node_of(workspace_id) in {here, None}:
+        return
+    # It may have been given to another node since it was last looked up.
+    workspaces.forget(workspace_id)
+    placement = await workspaces.placement(workspace_id)
+    if placement is None or placement.node_id == here:
+        return
+    if not placement.processes:
+        raise owner_gone(workspace_id, placement.node_id)
+    raise Elsewhere(placement.processes)
+
+
+def require_some_node(services: Services) -> None:
+    """Raise Elsewhere in a process without directories, for what makes one: any node will do.
+
+    Raises:
+        OwnerGone: no node has a living process.
+    """
+    membership = services.membership
+    if membership.process.node_id is not None:
+        return
+    able = [process for process in membership.living if process.node_id is not None]
+    if not able:
+        raise OwnerGone("no node has a living process, so nothing can be made; try again in a moment")
+    raise Elsewhere(able)
 
 
 def _note_refusal(request: Request, caller: Caller | None, status: int, scope: str | None) -> None:

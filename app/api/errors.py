@@ -22,7 +22,10 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What every problem with one code has in common. `retry_after` is in seconds."""
+    """What every problem with one code has in common.
+
+    `retry_after` is in seconds, and a guess (docs/http-api.md): where the wait is known the error brings the header.
+    """
 
     status: int
     title: str
@@ -55,6 +58,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "internal": Kind(500, "The service failed"),
     "overloaded": Kind(503, "The service cannot take more now", retry_after=1),
     "not_ready": Kind(503, "The service is not ready", retry_after=1),
+    "owner_gone": Kind(503, "The node of the workspace is away", retry_after=5),
     "storage_unavailable": Kind(503, "The database does not answer", retry_after=2),
     "no_space": Kind(507, "The disk is full"),
 }

@@ -1,11 +1,11 @@
 """Answers that go on: events (Server-Sent Events, or JSON lines) and live output.
 
-There is a bound on how long a client may not read.
+There is a bound on how long a client may not read, and one that is open ends with its key (`app.services.streams`).
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from types import coroutine
 from typing import Any, Final, cast
@@ -19,6 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from app.api.negotiation import EVENT_STREAM, JSON_LINES
 from app.errors import AppError
+from app.services.streams import StreamSlot
 
 PING_SECONDS: Final = 15
 SEND_SECONDS: Final = 30.0
@@ -31,8 +32,24 @@ def _ping() -> ServerSentEvent:
     return ServerSentEvent(comment="ping", sep="\n")
 
 
-def _nothing() -> None:
-    pass
+@asynccontextmanager
+async def _until_cut(slot: StreamSlot | None) -> AsyncGenerator[asyncio.Timeout, None]:
+    """Run what a slot was taken for, close the slot, and give what tells whether it was cut: it has `expired`.
+
+    A time limit without a time costs no timer, and is what ends a task from elsewhere without ending who waits for it.
+    """
+    limit = asyncio.timeout(None)
+    try:
+        async with limit:
+            if slot is not None:
+                slot.begin(partial(limit.reschedule, 0))
+            yield limit
+    except TimeoutError:
+        if not limit.expired():
+            raise
+    finally:
+        if slot is not None:
+            slot.close()
 
 
 def _empty_line() -> ServerSentEvent:
@@ -69,7 +86,8 @@ class EventStream(EventSourceResponse):
     As `JSON_LINES` only what stands behind `data:` is sent, a line for each event, and an empty line every 15 s.
 
     A client that reads nothing for 30 s is dropped. `on_disconnect` is awaited when the client went away, or was
-    dropped, before the last frame. `on_close` is called when nothing more is sent, whatever the reason.
+    dropped, before the last frame. `slot` is closed when nothing more is sent, whatever the reason; when it is cut, the
+    answer ends as it does when the service stops.
     """
 
     def __init__(
@@ -78,8 +96,8 @@ class EventStream(EventSourceResponse):
         form: str = EVENT_STREAM,
         *,
         headers: Mapping[str, str] | None = None,
+        slot: StreamSlot | None = None,
         on_disconnect: Callable[[], Awaitable[None]] | None = None,
-        on_close: Callable[[], None] = _nothing,
     ) -> None:
         if form == JSON_LINES:
             frames = _lines(frames)
@@ -94,33 +112,38 @@ class EventStream(EventSourceResponse):
             client_close_handler_callable=self._note_disconnect,
         )
         self._frames = frames
+        self._slot = slot
         self._on_disconnect = on_disconnect
-        self._on_close = on_close
         self._gone = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        complete = False
+        begun = complete = False
 
         async def send_and_note(message: Message) -> None:
-            nonlocal complete
+            nonlocal begun, complete
+            begun = True
             complete = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
         try:
-            await super().__call__(scope, receive, send_and_note)
+            async with _until_cut(self._slot):
+                await super().__call__(scope, receive, send_and_note)
+            if not begun:
+                # Cut before a client read the beginning of it, so there is nothing to end.
+                raise ClientDisconnect
+            if not complete and not self._gone:
+                # Cut because the service stops, or with its key: end the body properly. Without `batch_end` a client
+                # knows what it missed.
+                await self._send_with_timeout(send, {"type": "http.response.body", "body": b"", "more_body": False})
         except SendTimeoutError:
             self._gone = True
             _log.info("slow_client_dropped", path=scope["path"], seconds=SEND_SECONDS)
             raise ClientDisconnect from None
         finally:
-            self._on_close()
             # A generator that was never started runs no `finally` of its own, so this is the place for both.
             await self._frames.aclose()
             if self._gone and self._on_disconnect is not None:
                 await self._on_disconnect()
-        if not complete and not self._gone:
-            # Cut because the service stops: end the body properly. Without `batch_end` a client knows what it missed.
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_with_timeout(self, send: Send, message: Message) -> None:
         """Send a message, with a time limit when it has to wait; what there is room for is sent without one.
@@ -146,8 +169,8 @@ class EventStream(EventSourceResponse):
 class BoundedStream(StreamingResponse):
     """A StreamingResponse that drops a client which reads nothing for 30 s, and closes what it reads from.
 
-    An error on the way cuts the connection, so that nobody takes what came for the whole.
-    `on_close` is called when nothing more is sent.
+    An error on the way cuts the connection, so that nobody takes what came for the whole. So does the cut of `slot`,
+    which is closed when nothing more is sent.
     """
 
     def __init__(
@@ -157,11 +180,11 @@ class BoundedStream(StreamingResponse):
         headers: Mapping[str, str],
         media_type: str,
         *,
-        on_close: Callable[[], None] = _nothing,
+        slot: StreamSlot | None = None,
     ) -> None:
         super().__init__(chunks, status_code, headers, media_type)
         self._chunks = chunks
-        self._on_close = on_close
+        self._slot = slot
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_in_time(message: Message) -> None:
@@ -173,10 +196,12 @@ class BoundedStream(StreamingResponse):
                 raise ClientDisconnect from None
 
         try:
-            await super().__call__(scope, receive, send_in_time)
+            async with _until_cut(self._slot) as limit:
+                await super().__call__(scope, receive, send_in_time)
+            if limit.expired():
+                raise ClientDisconnect
         except AppError as error:
             _log.warning("answer_cut", path=scope["path"], code=error.code, detail=error.detail)
             raise ClientDisconnect from None
         finally:
-            self._on_close()
             await self._chunks.aclose()

@@ -1,9 +1,11 @@
 """The OpenAPI 3.1 document: FastAPI's, with our request bodies and problem documents where FastAPI guesses."""
 
+import asyncio
 from collections.abc import Iterator, Mapping
+from threading import Lock
 from typing import Any, Final
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
@@ -90,7 +92,32 @@ def header(description: str, kind: str = "string") -> dict[str, Any]:
     return {"description": description, "schema": {"type": kind}}
 
 
-def build_openapi(app: FastAPI) -> dict[str, Any]:
+class Document:
+    """The document of an app, for `FastAPI.openapi`: made when it is first asked for, and then kept.
+
+    Most processes are never asked, and it takes ten times as long as all the rest of making an app. Several threads may
+    ask at once; the event loop is not to wait for it.
+    """
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+        self._made: dict[str, Any] | None = None
+        self._making = Lock()
+
+    def __call__(self) -> dict[str, Any]:
+        with self._making:
+            if self._made is None:
+                self._made = _build(self._app)
+            return self._made
+
+
+async def document_of(request: Request) -> dict[str, Any]:
+    """Return the document of the app that answers a request."""
+    document: dict[str, Any] = await asyncio.to_thread(request.app.openapi)
+    return document
+
+
+def _build(app: FastAPI) -> dict[str, Any]:
     """Return the document; every response in it carries `X-Request-ID`."""
     document = get_openapi(
         title=app.title, version=app.version, description=app.description, routes=app.routes, tags=app.openapi_tags

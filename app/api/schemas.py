@@ -269,6 +269,7 @@ class WorkspaceBody(ResponseModel):
     metadata: dict[str, Any]
     status: WorkspaceStatus
     created_at: Time
+    node_id: str | None
     last_used_at: Time
     expires_at: Time | None
 

@@ -82,6 +82,7 @@ def workspace_json(workspace: Workspace) -> dict[str, Any]:
         "metadata": workspace.metadata,
         "status": workspace.status.value,
         "createdAt": rfc3339(workspace.created_at),
+        "nodeId": workspace.node_id,
         "lastUsedAt": rfc3339(workspace.last_used_at),
         "expiresAt": _time(workspace.expires_at),
     }

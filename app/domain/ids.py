@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Final, Literal
 
-Prefix = Literal["ws", "batch", "call", "key", "req", "audit"]
+Prefix = Literal["ws", "batch", "call", "key", "req", "audit", "node", "proc"]
 
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS: Final = tuple(a + b for a in _ALPHABET for b in _ALPHABET)

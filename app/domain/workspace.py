@@ -178,7 +178,7 @@ class Workspace:
     """A workspace's row.
 
     `root` is the real path; its device and inode tell when another directory replaced it, its uid and gid as whom its
-    files are touched and its commands run by a service that is root.
+    files are touched and its commands run by a service that is root. `node_id` is the node whose directory it is.
     `options` is what the caller set, as JSON; times are milliseconds since the epoch.
     """
 
@@ -198,3 +198,4 @@ class Workspace:
     created_at: int
     last_used_at: int
     expires_at: int | None = None
+    node_id: str | None = None

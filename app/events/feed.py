@@ -5,7 +5,7 @@ A follower is a number: it takes what changed since that, so a slow one gets few
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -52,6 +52,7 @@ class _Table:
         self.gone = False
         self.changed = Notifier()
         self.poll = asyncio.Lock()
+        self.stale = False
         self.version = 0
         self.newest = ""
         self._entries: dict[str, _Entry] = {}
@@ -101,8 +102,8 @@ class WorkspaceFeed:
     """Tells any number of followers which batches of a workspace moved on.
 
     Args:
-        shared: whether other processes may write to the database; then each watched workspace is looked at once a
-            second, since no commit of theirs passes here.
+        shared: whether other processes may write to the database; then each watched workspace is looked at when
+            `woken` names it, and once a second, since no commit of theirs passes here.
     """
 
     def __init__(self, storage: Storage, reads: ReadPool, *, shared: bool) -> None:
@@ -146,6 +147,16 @@ class WorkspaceFeed:
         for table in moved:
             table.changed.notify()
 
+    def woken(self, ids: Collection[str] | None) -> None:
+        """Look at workspaces in which other processes changed something: those of these ids, or (None) all."""
+        if ids is None:
+            moved = set(self._tables.values())
+        else:
+            moved = {table for one in ids if (table := self._tables.get(one) or self._table_of.get(one)) is not None}
+        for table in moved:
+            table.stale = True
+            table.changed.notify()
+
     async def follow(self, workspace_id: str) -> AsyncGenerator[bytes, None]:
         """Yield SSE frames, first of what runs now, then of what changes, until the workspace is gone.
 
@@ -171,7 +182,8 @@ class WorkspaceFeed:
                     continue
                 if gone:
                     return
-                if not await table.changed.wait(seen, POLL_SECONDS if self._shared else LOOK_SECONDS):
+                woken = await table.changed.wait(seen, POLL_SECONDS if self._shared else LOOK_SECONDS)
+                if table.stale or not woken:
                     await self._poll(workspace_id, table)
         finally:
             self._unwatch(workspace_id, table)
@@ -180,6 +192,7 @@ class WorkspaceFeed:
         # One follower for all of them.
         if self._shared and not table.poll.locked():
             async with table.poll:
+                table.stale = False
                 await self._look(workspace_id, table)
                 table.changed.notify()
 

@@ -7,7 +7,7 @@ A slow follower is only an old cursor: nothing is queued for it.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -49,6 +49,8 @@ class _Watched:
         self.gone = False
         self.changed = Notifier()
         self.poll = asyncio.Lock()
+        self.polls = 0
+        self.stale = False
         self._frames: deque[_Frame] = deque()
         self._bytes = 0
 
@@ -84,8 +86,8 @@ class EventLog:
     """Reads streams for any number of followers.
 
     Args:
-        is_local: whether a batch is run by this process; others are polled once a second, since no commit of theirs
-            passes here.
+        is_local: whether a batch is run by this process; others are looked at when `woken` names them, and once a
+            second, since no commit of theirs passes here.
     """
 
     def __init__(self, storage: Storage, reads: ReadPool, *, is_local: Callable[[str], bool]) -> None:
@@ -112,6 +114,14 @@ class EventLog:
                 watched = self._watched.get(write.batch.id)
                 if watched is not None:
                     watched.push([write.start])
+
+    def woken(self, ids: Collection[str] | None) -> None:
+        """Look at batches of other processes that may have moved on: those named, or (None) all that are watched."""
+        for batch_id in self._watched if ids is None else ids:
+            watched = self._watched.get(batch_id)
+            if watched is not None and not self._is_local(batch_id):
+                watched.stale = True
+                watched.changed.notify()
 
     async def open(self, batch_id: str, cursor: int, updates: Updates) -> AsyncGenerator[bytes, None] | None:
         """Return the stream after `cursor`; None when `cursor` is the seq of `batch_end` and nothing can follow.
@@ -194,19 +204,20 @@ class EventLog:
         watched = self._watch(batch_id)
         try:
             while True:
+                seen = watched.changed.version
                 position = await self._reads.run(self._storage.last_seq, batch_id)
                 if position is None:
                     return None
                 if position[1].terminal:
                     return True
                 while not watched.ended:
-                    seen = watched.changed.version
                     left = deadline - loop.time()
                     if left <= 0:
                         return False
                     await watched.changed.wait(seen, min(left, POLL_SECONDS))
                     if not self._is_local(batch_id):
                         break
+                    seen = watched.changed.version
         finally:
             self._unwatch(batch_id, watched)
 
@@ -240,21 +251,28 @@ class EventLog:
         return self._storage.events(batch_id, after=cursor, limit=PAGE_EVENTS)
 
     async def _wait(self, batch_id: str, watched: _Watched, seen: int, cursor: int) -> None:
-        # A batch of this process wakes its followers after each commit. One of another process is looked at once a
-        # second, by one of its followers for all of them.
-        while not await watched.changed.wait(seen, POLL_SECONDS):
-            if self._is_local(batch_id):
-                continue
-            if watched.poll.locked():
+        # A batch of this process wakes its followers after each commit. One of another process is looked at when that
+        # tells of it, and once a second in any case, by one of its followers for all of them.
+        polls = watched.polls
+        while not watched.stale:
+            if await watched.changed.wait(seen, POLL_SECONDS):
+                if not watched.stale:
+                    return
+            elif not self._is_local(batch_id):
+                break
+        async with watched.poll:
+            if watched.polls != polls and not watched.stale:
                 return
-            async with watched.poll:
-                after = watched.head or cursor
-                events = await self._reads.run(self._read_events, batch_id, after)
-                if events:
-                    watched.push(events)
-                elif await self._reads.run(self._storage.last_seq, batch_id) is None:
-                    watched.gone = True
-                    watched.changed.notify()
+            told, watched.stale = watched.stale, False
+            watched.polls += 1
+            events = await self._reads.run(self._read_events, batch_id, watched.head or cursor)
+            if events:
+                # There may be more than a page holds.
+                watched.stale = True
+                watched.push(events)
+            elif not told and await self._reads.run(self._storage.last_seq, batch_id) is None:
+                watched.gone = True
+                watched.changed.notify()
 
     def _watch(self, batch_id: str) -> _Watched:
         watched = self._watched.get(batch_id)

@@ -1,4 +1,4 @@
-"""Ending a batch that nobody runs: one function for recovery, for a lost row and for a batch another process left."""
+"""Ending a batch that nobody runs: one function for recovery, for a lost row and for a batch that waits."""
 
 import structlog
 
@@ -16,19 +16,30 @@ _log = structlog.get_logger(__name__)
 
 
 class Finalizer:
-    """Claims and ends batches. A claim raises the epoch, so whoever wrote the batch before no longer can."""
+    """Claims and ends batches. A claim raises the epoch, so whoever wrote the batch before no longer can.
 
-    def __init__(self, storage: Storage, reads: ReadPool, records: RecordWriter) -> None:
+    Args:
+        process_id: who holds what is claimed.
+    """
+
+    def __init__(
+        self, storage: Storage, reads: ReadPool, records: RecordWriter, *, process_id: str | None = None
+    ) -> None:
         self._storage = storage
         self._reads = reads
         self._records = records
+        self._process_id = process_id
 
-    async def claim(self, batch_id: str) -> Batch | None:
-        """Take a batch over and return it with its calls; None when it is terminal or somebody else was quicker."""
-        batch = await self._reads.run_patiently(self._storage.batch, batch_id)
+    async def claim(self, batch_id: str, *, only_waiting: bool = False) -> Batch | None:
+        """Take a batch over and return it with its calls; None when it is terminal or somebody else was quicker.
+
+        With `only_waiting` it is left to a process that holds it.
+        """
+        batch = await self._reads.run_patiently(self._storage.batch, batch_id, calls=False)
         if batch is None or batch.status.terminal:
             return None
-        if not isinstance(await self._records.write(ClaimBatch(batch_id, batch.epoch)), Applied):
+        claim = ClaimBatch(batch_id, batch.epoch, self._process_id, only_waiting=only_waiting)
+        if not isinstance(await self._records.write(claim), Applied):
             return None
         return await self._reads.run_patiently(self._storage.batch, batch_id)
 

@@ -1,22 +1,32 @@
-"""What a crash left: batches whose process died are finalized or queued again, never run twice.
+"""What nobody runs any more: batches of dead processes are ended or given to others, never run twice.
 
 The unit is the batch. One with any start event ends `interrupted`; one with none is queued again.
 """
 
+import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
 from app.domain.abort import AbortReason
+from app.domain.workspace import WorkspaceStatus
 from app.execution.backends.base import Backend
 from app.execution.finalizer import Finalizer
-from app.storage.base import Storage
+from app.execution.membership import Membership
+from app.storage.base import GiveBack, Storage, UnfinishedBatch
 from app.storage.read_pool import ReadPool
+from app.storage.record_writer import RecordWriter
+
+TAKEN_AT_ONCE: Final = 64
+SOON_SECONDS: Final = 0.05
+"""How long the job of a batch has to come before it is looked for without."""
 
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Recovered:
     """How many batches were ended and how many queued again."""
 
@@ -24,22 +34,131 @@ class Recovered:
     requeued: int = 0
 
 
-async def recover(storage: Storage, reads: ReadPool, finalizer: Finalizer, backend: Backend) -> Recovered:
-    """Take over every unfinished batch; for a process that is the only one of its database, before it is ready."""
-    finalized = requeued = 0
-    for unfinished in await reads.run(storage.unfinished_batches):
-        batch = await finalizer.claim(unfinished.batch_id)
-        if batch is None:
-            continue
-        if unfinished.started:
-            await finalizer.finalize(batch, AbortReason.INTERRUPTED)
-            finalized += 1
-        elif batch.cancel_requested_at is not None:
-            await finalizer.finalize(batch, AbortReason.CANCELLED)
-            finalized += 1
-        else:
-            backend.submit(batch)
-            requeued += 1
-    if finalized or requeued:
-        _log.info("recovered", finalized=finalized, requeued=requeued)
-    return Recovered(finalized, requeued)
+class Recovery:
+    """Looks after batches that are nobody's: those of the dead, those that wait for this node, and wishes to cancel."""
+
+    def __init__(
+        self,
+        *,
+        storage: Storage,
+        reads: ReadPool,
+        records: RecordWriter,
+        finalizer: Finalizer,
+        backend: Backend,
+        membership: Membership,
+    ) -> None:
+        self._storage = storage
+        self._reads = reads
+        self._records = records
+        self._finalizer = finalizer
+        self._backend = backend
+        self._membership = membership
+        self._wake = asyncio.Event()
+        self._waiting = asyncio.Event()
+        self._taking: set[str] = set()
+
+    async def recover(self) -> Recovered:
+        """Take over what processes left that are known to have ended, before this one is ready."""
+        recovered = await self._sweep(stale=False)
+        await self._take_waiting()
+        return recovered
+
+    def wake(self, ids: Collection[str] | None = None) -> None:
+        """Look now: something was cancelled, or (None) anything may have happened."""
+        if ids is None or any(self._backend.is_local(batch_id) for batch_id in ids):
+            self._wake.set()
+
+    def batches_may_wait(self) -> None:
+        """Take batches of this node that wait and whose jobs do not come; a process without a node takes none."""
+        self._waiting.set()
+
+    async def keep_taking(self) -> None:
+        """Take them a moment after each call of `batches_may_wait`, until cancelled.
+
+        The engine loses a notification that arrives while it looks for a job, and then looks again after seconds.
+        """
+        while True:
+            await self._waiting.wait()
+            await asyncio.sleep(SOON_SECONDS)
+            self._waiting.clear()
+            try:
+                await self._take_waiting()
+            except Exception:  # noqa: BLE001 - a round that fails must not be the last one
+                _log.exception("taking_failed")
+
+    async def keep(self) -> None:
+        """Look whenever woken, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self._obey()
+                await self._sweep(stale=self._membership.may_judge)
+                if self._membership.may_judge and self._membership.leads:
+                    await self._reads.run(self._storage.tidy)
+                self.batches_may_wait()
+            except Exception:  # noqa: BLE001 - a round that fails must not be the last one
+                _log.exception("recovery_failed")
+
+    async def take(self, batch_id: str) -> None:
+        """Run a batch that waits for a process of this node; nothing when another one was quicker."""
+        if batch_id in self._taking or not self._membership.current:
+            return
+        self._taking.add(batch_id)
+        try:
+            await self._backend.room()
+            batch = await self._finalizer.claim(batch_id, only_waiting=True)
+            if batch is None:
+                return
+            if batch.cancel_requested_at is None:
+                self._backend.submit(batch)
+            else:
+                await self._finalizer.finalize(batch, AbortReason.CANCELLED)
+        finally:
+            self._taking.discard(batch_id)
+
+    async def _take_waiting(self) -> None:
+        # Those whose job was lost, or that were never given one.
+        node_id = self._membership.process.node_id
+        if node_id is None:
+            return
+        for batch_id in await self._reads.run(self._storage.waiting_batches, node_id, limit=TAKEN_AT_ONCE):
+            if not self._backend.has_room:
+                return
+            await self.take(batch_id)
+
+    async def _obey(self) -> None:
+        for wish in await self._reads.run(self._storage.wishes, self._membership.process.id):
+            self._backend.cancel(wish.batch_id, wish.call_id)
+
+    async def _sweep(self, *, stale: bool) -> Recovered:
+        recovered = Recovered()
+        for lost in await self._reads.run(self._storage.lost_batches, stale=stale):
+            if lost.process_id == self._membership.process.id:
+                continue  # its row was removed while it could not say that it lives; it is back
+            await self._settle(lost, recovered)
+        if recovered.finalized or recovered.requeued:
+            _log.info("recovered", finalized=recovered.finalized, requeued=recovered.requeued)
+        return recovered
+
+    async def _settle(self, lost: UnfinishedBatch, recovered: Recovered) -> None:
+        workspace = await self._reads.run(self._storage.workspace, lost.workspace_id)
+        open_still = workspace is not None and workspace.status is WorkspaceStatus.ACTIVE
+        mine = self._membership.runs_batches and lost.node_id == self._membership.process.node_id
+        batch = await self._reads.run(self._storage.batch, lost.batch_id, calls=False)
+        if batch is None or batch.status.terminal:
+            return
+        if lost.started or batch.cancel_requested_at is not None or not open_still:
+            claimed = await self._finalizer.claim(lost.batch_id)
+            if claimed is not None:
+                reason = AbortReason.INTERRUPTED if lost.started else AbortReason.CANCELLED
+                await self._finalizer.finalize(claimed, reason)
+                recovered.finalized += 1
+        elif mine:
+            claimed = await self._finalizer.claim(lost.batch_id)
+            if claimed is not None:
+                self._backend.submit(claimed)
+                recovered.requeued += 1
+        elif lost.node_id is not None:
+            await self._records.write(GiveBack(lost.batch_id, batch.epoch, lost.node_id))
+            recovered.requeued += 1

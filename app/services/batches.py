@@ -8,7 +8,7 @@ from typing import Any, Final
 import orjson
 
 from app.domain.abort import AbortReason
-from app.domain.audit import SERVICE, AuditAction, audit
+from app.domain.audit import SERVICE, AuditAction, AuditEvent, audit
 from app.domain.batch import Batch, BatchStatus, OnDisconnect, OnError, Summary
 from app.domain.call_summary import comparable, plain_path
 from app.domain.caller import Caller
@@ -17,10 +17,22 @@ from app.domain.events import EventType, OutputStream, StoredEvent
 from app.domain.idempotency import IdempotencyKey
 from app.domain.ids import new_id
 from app.domain.tool_call import CallRecord, CallStatus, ExecutionMode
-from app.errors import NoSpace, NotFound, OutputGone, Overloaded, WorkspaceGone
+from app.errors import (
+    NoSpace,
+    NotFound,
+    OutputGone,
+    Overloaded,
+    OwnerGone,
+    StorageUnavailable,
+    TooManyBatches,
+    WorkspaceGone,
+)
 from app.events.frames import event_json
 from app.events.log import EventLog, Updates
+from app.execution.backends.admission import Admission
 from app.execution.backends.base import Backend
+from app.execution.finalizer import Finalizer
+from app.execution.membership import Membership
 from app.services.idempotency import key_reused, made_before
 from app.storage.base import (
     Applied,
@@ -75,13 +87,25 @@ class BatchService:
     """Submits batches and answers for them. An `owner` of None sees everything."""
 
     def __init__(
-        self, *, storage: Storage, reads: ReadPool, records: RecordWriter, log: EventLog, backend: Backend
+        self,
+        *,
+        storage: Storage,
+        reads: ReadPool,
+        records: RecordWriter,
+        log: EventLog,
+        backend: Backend,
+        finalizer: Finalizer,
+        membership: Membership,
+        admission: Admission | None = None,
     ) -> None:
         self._storage = storage
         self._reads = reads
         self._records = records
         self._log = log
         self._backend = backend
+        self._finalizer = finalizer
+        self._membership = membership
+        self._admission = admission or Admission()
         self.draining = False
 
     async def attach(self, workspace_id: str, idempotency: IdempotencyKey, *, owner: str) -> Batch | None:
@@ -106,8 +130,12 @@ class BatchService:
         request_id: str,
         idempotency: IdempotencyKey | None = None,
         by: Caller = SERVICE,
+        elsewhere: bool = False,
     ) -> Submitted:
         """Accept a batch: once this returns it is stored, and it will end; `by` is noted as who submitted it.
+
+        `elsewhere`: the workspace is of another node, as `WorkspaceService.check_root` told; then the batch waits for a
+        process of that one.
 
         Of requests with one idempotency key the first makes the batch; the others attach to it, nothing runs twice. A
         request that is refused leaves no key behind.
@@ -115,6 +143,7 @@ class BatchService:
         Raises:
             IdempotencyKeyReused: the key came with another request before.
             NotFound, WorkspaceGone: there is no such workspace, or it was deleted or expired.
+            OwnerGone: no process of the workspace's node lives.
             Overloaded: the service is draining or its queues are full.
             TooManyBatches: as many wait or run as may.
             NoSpace: the disk under the database is full.
@@ -126,20 +155,33 @@ class BatchService:
             raise Overloaded("too much waits to be stored; send the batch again in a moment")
         if self._records.full:
             raise NoSpace("the disk under the database is full; nothing was stored")
+        if not self._membership.current:
+            raise StorageUnavailable("the database has not answered for a while; nothing was stored")
         batch, start = _accepted(workspace_id, request, owner, request_id)
         name = None if idempotency is None else (owner, workspace_id, idempotency.value)
-        self._backend.reserve(batch, name)
+        try:
+            if elsewhere:
+                await self._require_place(workspace_id)
+            self._backend.reserve(batch, name)
+        except TooManyBatches:
+            # What took the last place may be what the same request made a moment ago.
+            made = None if idempotency is None else await self.attach(workspace_id, idempotency, owner=owner)
+            if made is None:
+                raise
+            return Submitted(made, attached=True)
 
         def take_up(stored: asyncio.Future[WriteOutcome]) -> None:
             # Not after the await: a caller that goes away meanwhile must not leave an accepted batch lying.
             outcome = None if stored.cancelled() or stored.exception() is not None else stored.result()
-            if isinstance(outcome, Applied):
+            taken = isinstance(outcome, Applied) and outcome.taken
+            if isinstance(outcome, Applied) and taken:
                 self._backend.submit(batch, outcome.workspace)
-            self._backend.release(batch, name, accepted=isinstance(outcome, Applied))
+            self._backend.release(batch, name, accepted=taken)
 
         tools = list(dict.fromkeys(call.tool_name for call in batch.calls))
         noted = audit(by, AuditAction.BATCH_SUBMITTED, batch.id, workspaceId=workspace_id, tools=tools)
-        stored = self._records.submit(SubmitBatch(batch, start, idempotency, noted), droppable=True)
+        accept = SubmitBatch(batch, start, idempotency, noted, self._membership.holder)
+        stored = self._records.submit(accept, droppable=True)
         stored.add_done_callback(take_up)
         outcome = await asyncio.shield(stored)
         if isinstance(outcome, Existing):
@@ -149,8 +191,33 @@ class BatchService:
                 raise key_reused(idempotency)
             if outcome.reason == "gone":
                 raise WorkspaceGone(f"workspace {workspace_id} was deleted or has expired; its records are kept")
+            if outcome.reason == "elsewhere":
+                raise OwnerGone(
+                    f"workspace {workspace_id} is of another node, and this process hands no batches to others "
+                    "(TOOLCRIB_BACKEND): send them to a process of that node"
+                )
             raise NotFound(f"there is no workspace {workspace_id}")
         return Submitted(batch, attached=False)
+
+    async def _require_place(self, workspace_id: str) -> None:
+        """Look whether a process of the workspace's node lives and has room, as far as rows can tell."""
+        admission = self._admission
+        most = max(admission.batches, admission.per_workspace)
+        placement = await self._reads.run(self._storage.placement, workspace_id, most=most)
+        if placement is None:
+            raise NotFound(f"there is no workspace {workspace_id}")
+        if not placement.processes:
+            raise owner_gone(workspace_id, placement.node_id)
+        if placement.unfinished >= admission.per_workspace:
+            raise TooManyBatches(
+                f"workspace {workspace_id} has {placement.unfinished} batches that wait or run, which is as many as it "
+                "may; send this one again when some have ended"
+            )
+        if placement.waiting >= admission.batches:
+            raise TooManyBatches(
+                f"{placement.waiting} batches wait for the node of the workspace, which is as many as may; send this "
+                "one again in a while"
+            )
 
     async def get(self, batch_id: str, *, owner: str | None, wait: float = 0) -> Batch:
         """Return a batch with its calls, after waiting up to `wait` seconds for it to end.
@@ -193,9 +260,20 @@ class BatchService:
         """
         await self._batch(batch_id, owner, calls=False)
         noted = audit(by, AuditAction.BATCH_CANCELLED, batch_id)
-        await self._records.write(RequestCancel(batch_id, None, now_ms(), noted), droppable=True)
-        self._backend.cancel(batch_id)
+        await self._cancel(batch_id, noted)
         return await self._batch(batch_id, owner, calls=True)
+
+    async def _cancel(self, batch_id: str, noted: AuditEvent | None = None) -> None:
+        await self._records.write(RequestCancel(batch_id, None, now_ms(), noted), droppable=True)
+        if self._backend.is_local(batch_id):
+            self._backend.cancel(batch_id)
+            return
+        # A process that holds it hears of the wish. One that waits is ended here, as nothing of it runs anywhere.
+        unfinished = await self._reads.run(self._storage.unfinished_batch, batch_id)
+        if unfinished is not None and unfinished.process_id is None:
+            claimed = await self._finalizer.claim(batch_id, only_waiting=True)
+            if claimed is not None:
+                await self._finalizer.finalize(claimed, AbortReason.CANCELLED)
 
     async def cancel_call(self, call_id: str, *, owner: str | None, by: Caller = SERVICE) -> CallRecord:
         """Ask for one call to be cancelled and return it as it is then.
@@ -215,10 +293,14 @@ class BatchService:
         """Cancel every unfinished batch of a workspace; return whether all have ended within `seconds`."""
         unfinished = await self._reads.run(self._storage.unfinished_batches, workspace_id)
         for item in unfinished:
-            await self._records.write(RequestCancel(item.batch_id, None, now_ms()), droppable=True)
-            self._backend.cancel(item.batch_id)
-        ended = [await self._backend.wait(item.batch_id, seconds) for item in unfinished]
+            await self._cancel(item.batch_id)
+        ended = [await self._ends(item.batch_id, seconds) for item in unfinished]
         return all(ended)
+
+    async def _ends(self, batch_id: str, seconds: float) -> bool:
+        if self._backend.is_local(batch_id):
+            return await self._backend.wait(batch_id, seconds)
+        return await self._log.wait_terminal(batch_id, seconds) is not False
 
     async def call(self, call_id: str, *, owner: str | None) -> CallRecord:
         """Return one call with its whole result.
@@ -358,6 +440,15 @@ class BatchService:
         workspace = await self._reads.run(self._storage.workspace, workspace_id)
         if workspace is None or workspace.owner != owner:
             raise NotFound(message)
+
+
+def owner_gone(workspace_id: str, node_id: str | None) -> OwnerGone:
+    """Return the error of a workspace whose node has no living process."""
+    return OwnerGone(
+        f"workspace {workspace_id} is of node {node_id}, of which no process lives: try again when it is back; an "
+        "operator who has its directories elsewhere runs `toolcrib db relocate --node`",
+        nodeId=node_id,
+    )
 
 
 def _seen_by(batch: Batch, owner: str | None) -> bool:

@@ -5,6 +5,8 @@ import hashlib
 import hmac
 import secrets
 import time
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,7 +14,7 @@ from app.domain.audit import AuditAction, audit
 from app.domain.caller import SCOPES, Caller, Scope
 from app.domain.clock import now_ms
 from app.domain.ids import new_id
-from app.errors import NotFound
+from app.errors import NotFound, StorageUnavailable
 from app.storage.base import ApiKey, CreateKey, Page, Refused, RevokeKey, Storage
 from app.storage.read_pool import ReadPool
 from app.storage.record_writer import RecordWriter
@@ -71,6 +73,11 @@ def make_key(request: KeyRequest, *, by: Caller) -> tuple[CreateKey, str]:
     )
     noted = audit(by, AuditAction.KEY_CREATED, key_id, name=key.name, owner=key.owner, scopes=list(key.scopes))
     return CreateKey(key, noted), token
+
+
+def make_revocation(key_id: str, *, by: Caller) -> RevokeKey:
+    """Return the write that revokes a key, noted as done by `by`."""
+    return RevokeKey(key_id, now_ms(), audit(by, AuditAction.KEY_REVOKED, key_id))
 
 
 class KeyService:
@@ -137,6 +144,22 @@ class KeyService:
             known = self._by_id.get(key_id)
         return None if known is None or _expired(known) else known.credential
 
+    async def over(self, key_ids: Collection[str]) -> set[str]:
+        """Return which of some keys were revoked, in whatever process, or have expired: they work here no more.
+
+        That is one read for all of them, of those keys alone. While the database does not answer, what this process
+        knows has to do.
+        """
+        asked = [key_id for key_id in key_ids if key_id != ENVIRONMENT]
+        over = {key_id for key_id in asked if key_id in self._revoked or _expired(self._by_id.get(key_id))}
+        if len(over) < len(asked):
+            with suppress(StorageUnavailable):
+                for key_id in await self._reads.run(self._storage.revoked_keys, asked):
+                    self._revoked.add(key_id)
+                    self._let_go(key_id)
+                    over.add(key_id)
+        return over
+
     async def create(self, request: KeyRequest, *, by: Caller) -> tuple[ApiKey, str]:
         """Make a key, store its hash and return it with its token, which is stored nowhere.
 
@@ -164,8 +187,7 @@ class KeyService:
         self._revoked.add(key_id)
         self._let_go(key_id)
         try:
-            noted = audit(by, AuditAction.KEY_REVOKED, key_id)
-            outcome = await self._records.write(RevokeKey(key_id, now_ms(), noted), droppable=True)
+            outcome = await self._records.write(make_revocation(key_id, by=by), droppable=True)
         except BaseException:
             # What became of it the database knows: it is read before the key is used again.
             self._revoked.discard(key_id)
@@ -214,5 +236,5 @@ class KeyService:
             self._read_at = read_at
 
 
-def _expired(known: _Known) -> bool:
-    return known.expires_at is not None and known.expires_at <= now_ms()
+def _expired(known: _Known | None) -> bool:
+    return known is not None and known.expires_at is not None and known.expires_at <= now_ms()

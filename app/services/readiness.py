@@ -22,10 +22,10 @@ READY: Final = "ok"
 class Readiness:
     """`draining` is set once, when the service was told to stop; `broken`, when nothing can be stored any more.
 
-    `place` is where the directory of the workspaces is.
+    `place` is where the directory of the workspaces is; None for a process that has none.
     """
 
-    def __init__(self, storage: Storage, reads: ReadPool, place: Path) -> None:
+    def __init__(self, storage: Storage, reads: ReadPool, place: Path | None) -> None:
         self._storage = storage
         self._reads = reads
         self._place = place
@@ -34,12 +34,12 @@ class Readiness:
 
     async def checks(self) -> dict[str, str]:
         """Return what was looked at, each `ok` or a sentence that says why the service cannot work."""
-        return {
+        checks = {
             "accepting": "the service is about to stop" if self.draining else READY,
             "writer": "nothing can be stored any more" if self.broken else READY,
             "database": await self._database(),
-            "workspaces": await self._workspaces(),
         }
+        return checks if self._place is None else {**checks, "workspaces": await self._workspaces(self._place)}
 
     async def _database(self) -> str:
         try:
@@ -50,6 +50,6 @@ class Readiness:
             return "the database does not answer"
         return READY
 
-    async def _workspaces(self) -> str:
-        usable = await asyncio.to_thread(os.access, self._place / "workspaces", os.W_OK | os.X_OK)
+    async def _workspaces(self, place: Path) -> str:
+        usable = await asyncio.to_thread(os.access, place / "workspaces", os.W_OK | os.X_OK)
         return READY if usable else "the directory of the workspaces cannot be written"

@@ -52,11 +52,15 @@ class Retention:
         self.removed = RemovedCounts()
         """What was removed since the start of the process."""
 
-    async def keep(self) -> None:
-        """Remove what is due, round after round, until cancelled."""
+    async def keep(self, mine: Callable[[], bool] = lambda: True) -> None:
+        """Remove what is due, round after round, until cancelled.
+
+        A round in which `mine` says no is left to another process.
+        """
         while True:
             try:
-                await self.round()
+                if mine():
+                    await self.round()
             except AppError as error:
                 _log.warning("retention_put_off", code=error.code, detail=error.detail)
             except Exception:  # noqa: BLE001 - a round that fails must not be the last one

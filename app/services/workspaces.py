@@ -5,8 +5,7 @@ Their directories stand here; their records stay for as long as retention keeps 
 
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar, TypeVarTuple
@@ -38,7 +37,16 @@ from app.services.workspace_roots import (
     sweep,
     take_out,
 )
-from app.storage.base import CreateWorkspace, Existing, Page, Refused, SetWorkspaceStatus, Storage, UpdateWorkspace
+from app.storage.base import (
+    CreateWorkspace,
+    Existing,
+    Page,
+    Placement,
+    Refused,
+    SetWorkspaceStatus,
+    Storage,
+    UpdateWorkspace,
+)
 from app.storage.read_pool import ReadPool
 from app.storage.record_writer import RecordWriter
 
@@ -50,6 +58,11 @@ HOUSEKEEPING_SECONDS: Final = 30.0
 SHORTEST_PAUSE_SECONDS: Final = 0.1
 # Nobody writes to a temporary file for this long and still needs it.
 SWEEP_SECONDS: Final = 5.0
+# How often it is looked for them soon after a start; an interruption may be noted this long after it happened.
+FIRST_SWEEPS: Final = 3
+LATE_SECONDS: Final = 60
+# How far what is noted of the last sweep may lie behind.
+SWEEP_NOTED_SECONDS: Final = 3600
 KNOWN_ROOTS: Final = 4096
 EXPIRED_AT_ONCE: Final = 64
 # How long a request to make a workspace waits for the one before it with the same idempotency key.
@@ -102,6 +115,7 @@ class _KnownRoot:
     identity: tuple[int, int]
     owner: str
     account: Account | None
+    node_id: str | None
 
 
 class WorkspaceService:
@@ -112,6 +126,7 @@ class WorkspaceService:
         allow_unrestricted: whether `containment: "unrestricted"` is granted.
         policy: what is granted to commands.
         usage: how much workspaces hold.
+        node_id: whose directories are here; None for a process that has none.
     """
 
     def __init__(
@@ -126,6 +141,7 @@ class WorkspaceService:
         allow_unrestricted: bool = False,
         policy: CommandPolicy = NO_POLICY,
         usage: DiskUsage | None = None,
+        node_id: str | None = None,
     ) -> None:
         self._storage = storage
         self._reads = reads
@@ -136,9 +152,10 @@ class WorkspaceService:
         self._allow_unrestricted = allow_unrestricted
         self._policy = policy
         self._usage = usage or DiskUsage()
+        self._node_id = node_id
         self._known: dict[str, _KnownRoot] = {}
         self._expiries: dict[str, int] = {}
-        self._interrupted: dict[str, Workspace] = {}
+        self._sweeps = 0
         self._creating: dict[tuple[str, str], asyncio.Future[None]] = {}
         self._wake = asyncio.Event()
 
@@ -187,7 +204,7 @@ class WorkspaceService:
             laid = await self._run(partial(lay_in, root, request.files, account, make=managed))
         except OSError as error:
             raise from_os_error(error) from error
-        workspace = _new_workspace(workspace_id, request, owner, adoption, laid.identity)
+        workspace = _new_workspace(workspace_id, request, owner, adoption, laid.identity, self._node_id)
         try:
             noted = audit(by, AuditAction.WORKSPACE_CREATED, workspace_id, **_noted_workspace(workspace))
             outcome = await self._records.write(CreateWorkspace(workspace, idempotency, noted), droppable=True)
@@ -323,8 +340,28 @@ class WorkspaceService:
         if workspace.status in {WorkspaceStatus.ACTIVE, WorkspaceStatus.DELETING}:
             await self._end(workspace, WorkspaceStatus.DELETED, by)
 
-    async def check_root(self, workspace_id: str) -> None:
+    async def node_of(self, workspace_id: str) -> str | None:
+        """Return the node whose directory a workspace is; None when there is no such workspace."""
+        known = self._known.get(workspace_id)
+        if known is not None:
+            return known.node_id
+        workspace = await self._reads.run(self._storage.workspace, workspace_id)
+        if workspace is not None:
+            self._remember(workspace)
+        return None if workspace is None else workspace.node_id
+
+    async def placement(self, workspace_id: str) -> Placement | None:
+        """Return where a workspace is now; None when there is no such workspace."""
+        return await self._reads.run(self._storage.placement, workspace_id, most=1)
+
+    def forget(self, workspace_id: str) -> None:
+        """Look a workspace up again when it is asked for: it may have been given to another node."""
+        self._known.pop(workspace_id, None)
+
+    async def check_root(self, workspace_id: str) -> bool:
         """Look whether the workspace's own directory stands at its root; a missing one is for the calls to tell.
+
+        Return whether the workspace is of this process's node; only then there is something to look at.
 
         Raises:
             NotFound, WorkspaceGone: there is no such workspace, or it was deleted or expired.
@@ -337,13 +374,15 @@ class WorkspaceService:
             workspace = await self.usable(workspace_id, owner=None)
             self._remember(workspace)
             known = _known_root(workspace)
+        if known.node_id != self._node_id:
+            return False
         try:
             async with asyncio.timeout(LOOK_SECONDS):
                 found = await self._run_as(known.account, look_at, known.path)
         except TimeoutError:
-            return
+            return True
         if found is None:
-            return
+            return True
         if found.identity != known.identity:
             raise WorkspaceMoved(
                 f"another directory stands at {known.path}; put the old one back, make a new workspace, or, after a "
@@ -354,24 +393,24 @@ class WorkspaceService:
                 f"{known.path} was given to another user; give it back to user {known.account.uid}, or make a new "
                 "workspace"
             )
+        return True
 
     # -- keeping house ------------------------------------------------------------------------------------------------
 
     async def recover(self) -> None:
-        """Make the directories, finish what a stop cut short and note what expires; before batches are recovered."""
+        """Make the directories, finish what a stop cut short and note what expires; after batches are recovered."""
         await self._run(self._roots.make_directories)
-        for batch in await self._reads.run(self._storage.unfinished_batches):
-            workspace = await self._reads.run(self._storage.workspace, batch.workspace_id)
-            if workspace is not None and batch.started and not _is_of_root(workspace):
-                self._interrupted[workspace.id] = workspace
-        for workspace in await self._reads.run(self._storage.workspaces_with_status, WorkspaceStatus.DELETING):
+        for workspace in await self._mine(WorkspaceStatus.DELETING):
             final = WorkspaceStatus.EXPIRED if _expired(workspace) else WorkspaceStatus.DELETED
             await self._end(workspace, final)
-        for workspace in await self._reads.run(self._storage.workspaces_with_status, WorkspaceStatus.ACTIVE):
+        for workspace in await self._mine(WorkspaceStatus.ACTIVE):
             self._remember(workspace)
         for name in await self._run(self._roots.possible_orphans):
             if await self._is_orphan(name):
                 await self._run(self._roots.set_aside, self._roots.managed(name))
+
+    async def _mine(self, status: WorkspaceStatus) -> Sequence[Workspace]:
+        return await self._reads.run(self._storage.workspaces_with_status, status, node_id=self._node_id)
 
     async def _is_orphan(self, workspace_id: str) -> bool:
         if await self._reads.run(self._storage.workspace, workspace_id) is not None:
@@ -383,14 +422,12 @@ class WorkspaceService:
 
     async def keep_house(self) -> None:
         """End workspaces whose time has come, empty the trash and sweep up after a crash, until cancelled."""
-        started = time.monotonic()
         while True:
             self._wake.clear()
             try:
                 await self._expire()
                 await self._run_until_cancelled(self._roots.empty_trash, "trash")
-                if self._interrupted and time.monotonic() - started >= SWEEP_SECONDS:
-                    await self._sweep()
+                await self._sweep()
             except Exception:  # noqa: BLE001 - a round that fails must not be the last one
                 _log.exception("housekeeping_failed")
             with contextlib.suppress(TimeoutError):
@@ -398,14 +435,23 @@ class WorkspaceService:
                     await self._wake.wait()
 
     def _pause(self) -> float:
-        pause = SWEEP_SECONDS if self._interrupted else HOUSEKEEPING_SECONDS
+        pause = SWEEP_SECONDS if self._sweeps < FIRST_SWEEPS else HOUSEKEEPING_SECONDS
         if self._expiries:
             pause = min(pause, (min(self._expiries.values()) - now_ms()) / 1000)
         return max(SHORTEST_PAUSE_SECONDS, pause)
 
     async def _sweep(self) -> None:
-        while self._interrupted:
-            _, workspace = self._interrupted.popitem()
+        """Remove the temporary files that writers left who died, in the workspaces of interrupted batches."""
+        if self._node_id is None:
+            return
+        self._sweeps += 1
+        # Files are left alone while they are young, so batches are looked at until theirs are old for certain.
+        seen_to = now_ms() - LATE_SECONDS * 1000
+        since = await self._reads.run(self._storage.swept_at, self._node_id) or 0
+        found = await self._reads.run(self._storage.interrupted_workspaces, self._node_id, since=since)
+        for workspace in found:
+            if _is_of_root(workspace):
+                continue
             removed = await self._run_until_cancelled(
                 partial(sweep, workspace.root, (workspace.root_device, workspace.root_inode), older_than=SWEEP_SECONDS),
                 workspace.root,
@@ -413,10 +459,14 @@ class WorkspaceService:
             )
             if removed:
                 _log.info("temporary_files_removed", workspace_id=workspace.id, files=removed)
+        if found or seen_to - since > SWEEP_NOTED_SECONDS * 1000:
+            await self._reads.run(self._storage.swept, self._node_id, seen_to)
 
     async def _expire(self) -> None:
         # The rows say whose time has come, so those that other processes made or left expire too.
-        while due := await self._reads.run(self._storage.expired_workspaces, now_ms(), limit=EXPIRED_AT_ONCE):
+        while due := await self._reads.run(
+            self._storage.expired_workspaces, now_ms(), limit=EXPIRED_AT_ONCE, node_id=self._node_id
+        ):
             for workspace in due:
                 await self._end(workspace, WorkspaceStatus.EXPIRED)
         now = now_ms()
@@ -448,7 +498,8 @@ class WorkspaceService:
     # -- the rest -----------------------------------------------------------------------------------------------------
 
     def _remember(self, workspace: Workspace) -> None:
-        if workspace.status is not WorkspaceStatus.ACTIVE or workspace.expires_at is None:
+        ours = workspace.status is WorkspaceStatus.ACTIVE and workspace.node_id == self._node_id
+        if not ours or workspace.expires_at is None:
             self._expiries.pop(workspace.id, None)
         else:
             self._expiries[workspace.id] = workspace.expires_at
@@ -506,7 +557,12 @@ class WorkspaceService:
 
 
 def _new_workspace(
-    workspace_id: str, request: WorkspaceRequest, owner: str, adoption: Adoption, identity: tuple[int, int]
+    workspace_id: str,
+    request: WorkspaceRequest,
+    owner: str,
+    adoption: Adoption,
+    identity: tuple[int, int],
+    node_id: str | None,
 ) -> Workspace:
     at = now_ms()
     return Workspace(
@@ -526,6 +582,7 @@ def _new_workspace(
         created_at=at,
         last_used_at=at,
         expires_at=_expiry(request.ttl_seconds),
+        node_id=node_id,
     )
 
 
@@ -535,6 +592,7 @@ def _known_root(workspace: Workspace) -> _KnownRoot:
         (workspace.root_device, workspace.root_inode),
         workspace.owner,
         account_of(workspace.root_uid, workspace.root_gid),
+        workspace.node_id,
     )
 
 

@@ -15,6 +15,7 @@ from app.domain.caller import Scope
 from app.domain.clock import now_ms
 from app.domain.events import OutputRow, OutputStream, StoredEvent
 from app.domain.idempotency import IdempotencyKey
+from app.domain.node import Node, Process
 from app.domain.retention import Removal, RemovedCounts
 from app.domain.tool_call import CallError, CallRecord, CallStatus, ExecutionMode
 from app.domain.workspace import Workspace, WorkspaceOptions, WorkspaceStatus
@@ -29,10 +30,12 @@ T = TypeVar("T")
 class Applied:
     """The write was committed, now or by an earlier attempt whose reply was lost.
 
-    `workspace` is that of a SubmitBatch, as the transaction saw it; None when only its row can tell.
+    `workspace` is that of a SubmitBatch, as the transaction saw it; None when only its row can tell. `taken`: the batch
+    is the submitter's to run; otherwise a job was stored with it, which wakes a process of the workspace's node.
     """
 
     workspace: Workspace | None = field(default=None, compare=False)
+    taken: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +44,8 @@ class Refused:
 
     `reason`: `not_found`, `gone` (the workspace is not active), `overlap` (another workspace's root is equal to,
     inside or around this one), `key_reused` (the idempotency key has made something for another request), `terminal`,
-    `fenced`, `running` (the batch has not ended), `not_due` (the
-    workspace has time left), `in_use` (the workspace is open or has batches).
+    `fenced`, `running` (the batch has not ended), `not_due` (the workspace has time left), `in_use` (the workspace is
+    open or has batches), `elsewhere` (the workspace is of another node and nothing wakes it).
     """
 
     reason: str
@@ -142,19 +145,28 @@ class SetWorkspaceStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Holder:
+    """A process that runs batches of its node."""
+
+    process_id: str
+    node_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class SubmitBatch:
     """Store a batch with its calls and event 1 (`batch_start`), and touch `last_used_at` of its workspace.
 
-    A workspace whose time has come counts as gone.
+    A workspace whose time has come counts as gone. The batch is held by `holder` when the workspace is of its node.
 
     The batch row is inserted as given (`epoch` and `last_seq` included). Existing, when the key has made a batch of the
-    same owner and workspace, whatever became of the two since. Refused: `not_found`, `gone`, `key_reused`.
+    same owner and workspace, whatever became of the two since. Refused: `not_found`, `gone`, `key_reused`, `elsewhere`.
     """
 
     batch: Batch
     start: StoredEvent
     idempotency: IdempotencyKey | None = None
     audit: AuditEvent | None = None
+    holder: Holder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +226,27 @@ class ClaimBatch:
     """Take over a batch: `epoch` becomes `epoch + 1`. Refused: `not_found`, `terminal`, `fenced` (it moved on).
 
     `token` tells this claim from another one of the same epoch, so that a claim whose reply was lost is not taken for
-    somebody else's, nor the other way round. Two claims never share one.
+    somebody else's, nor the other way round. Two claims never share one. From then on `process_id` holds the batch.
+    With `only_waiting` a batch that a process holds is `fenced` too.
     """
 
     batch_id: str
     epoch: int
+    process_id: str | None = None
+    only_waiting: bool = False
+    token: str = field(default_factory=lambda: os.urandom(12).hex())
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """Take a batch from a process that died before any call was taken up, and wake the node that is to run it.
+
+    `epoch` becomes `epoch + 1` and nobody holds the batch. Refused: as for ClaimBatch.
+    """
+
+    batch_id: str
+    epoch: int
+    node_id: str
     token: str = field(default_factory=lambda: os.urandom(12).hex())
 
 
@@ -326,6 +354,7 @@ Write: TypeAlias = (
     | SubmitBatch
     | Append
     | ClaimBatch
+    | GiveBack
     | RequestCancel
     | CreateKey
     | RevokeKey
@@ -407,11 +436,35 @@ class BatchEnd:
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedBatch:
-    """`started`: at least one call was taken up."""
+    """`started`: at least one call was taken up. `process_id` holds it; None while it waits for one of its node."""
 
     batch_id: str
     workspace_id: str
     started: bool
+    process_id: str | None = None
+    node_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the batches of a workspace run: its node, the processes of it that live, and how many batches wait there.
+
+    `unfinished` counts those of the workspace that have not ended, `waiting` those of the node that nobody holds yet;
+    both stop at a bound the caller gave.
+    """
+
+    node_id: str | None
+    processes: tuple[Process, ...]
+    unfinished: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A batch (`call_id` None) or a call of it that somebody wants cancelled."""
+
+    batch_id: str
+    call_id: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,10 +519,12 @@ class Storage(Protocol):
         """Newest first; deleted and expired ones are listed too."""
         ...
 
-    def workspaces_with_status(self, status: WorkspaceStatus) -> list[Workspace]: ...
+    def workspaces_with_status(self, status: WorkspaceStatus, *, node_id: str | None = None) -> list[Workspace]:
+        """All of a status, or those of one node."""
+        ...
 
-    def expired_workspaces(self, at: int, *, limit: int) -> list[Workspace]:
-        """Active workspaces whose time has come, the longest overdue first."""
+    def expired_workspaces(self, at: int, *, limit: int, node_id: str | None = None) -> list[Workspace]:
+        """Active workspaces whose time has come, the longest overdue first; all of them, or those of one node."""
         ...
 
     def batch(self, batch_id: str, *, calls: bool = True, inline: int | None = None) -> Batch | None:
@@ -499,6 +554,71 @@ class Storage(Protocol):
         ...
 
     def unfinished_batches(self, workspace_id: str | None = None) -> list[UnfinishedBatch]: ...
+
+    def unfinished_batch(self, batch_id: str) -> UnfinishedBatch | None:
+        """Return a batch that has not ended; None when it has, or when there is none."""
+        ...
+
+    def lost_batches(self, *, stale: bool) -> list[UnfinishedBatch]:
+        """Unfinished batches held by a process that nobody knows; with `stale`, or by one whose lease has run out."""
+        ...
+
+    def waiting_batches(self, node_id: str, *, limit: int) -> list[str]:
+        """Batches of a node that nobody holds, the oldest first."""
+        ...
+
+    def wishes(self, process_id: str) -> list[Wish]:
+        """What is to be cancelled of the batches a process holds."""
+        ...
+
+    def interrupted_workspaces(self, node_id: str, *, since: int) -> list[Workspace]:
+        """Active workspaces of a node with a batch that was interrupted at a time or later."""
+        ...
+
+    def placement(self, workspace_id: str, *, most: int) -> Placement | None:
+        """Return where the batches of a workspace run, counting to `most`; None when there is no such workspace."""
+        ...
+
+    def join(self, process: Process, *, dead: Collection[str] = (), adopt_all: bool = False) -> None:
+        """Note that a process lives and, when it has one, its node; forget the processes that are known to be dead.
+
+        Open workspaces that have no node yet, from before there were any, become this node's; with `adopt_all` all do.
+        """
+        ...
+
+    def beat(self, process: Process) -> list[Process]:
+        """Note that a process lives still and return all that do, itself included, the oldest first."""
+        ...
+
+    def leave(self, process_id: str) -> None:
+        """Forget a process that ends."""
+        ...
+
+    def processes(self) -> list[Process]:
+        """Return all processes that are known, living or not, the oldest first."""
+        ...
+
+    def living(self) -> list[Process]:
+        """Return the processes that live, the oldest first."""
+        ...
+
+    def nodes(self) -> list[Node]: ...
+
+    def tell_others(self, origin: str | None) -> None:
+        """Tell other processes what is committed from now on, as this one; None: there are no others to tell."""
+        ...
+
+    def tidy(self) -> None:
+        """Remove what processes left that died and hold nothing any more."""
+        ...
+
+    def swept_at(self, node_id: str) -> int | None:
+        """Return up to when the workspaces of a node were swept after interruptions; None when never."""
+        ...
+
+    def swept(self, node_id: str, at: int) -> None:
+        """Note up to when they were."""
+        ...
 
     def call(self, call_id: str) -> CallRecord | None: ...
 
@@ -550,6 +670,10 @@ class Storage(Protocol):
 
     def keys(self) -> list[ApiKey]:
         """Return the keys that were not revoked."""
+        ...
+
+    def revoked_keys(self, key_ids: Sequence[str]) -> list[str]:
+        """Return which of these keys were revoked."""
         ...
 
     def keys_page(self, *, before: str | None, limit: int) -> Page[ApiKey]:

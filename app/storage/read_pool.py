@@ -25,6 +25,10 @@ class ReadPool:
     """
 
     def __init__(self, threads: int = READ_THREADS) -> None:
+        self.running = 0
+        """Reads that have a thread."""
+        self.waiting = 0
+        """Reads that wait for one."""
         self._closed = False
         self._slots = asyncio.Semaphore(threads)
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="database-read")
@@ -40,19 +44,28 @@ class ReadPool:
         def give_back(_done: Future[T]) -> None:
             # A loop that is closed has nobody waiting for the slot.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._slots.release)
+                loop.call_soon_threadsafe(self._give_back)
 
-        await self._slots.acquire()
+        self.waiting += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self.waiting -= 1
+        self.running += 1
         try:
             working = self._executor.submit(function, *args, **kwargs)
         except RuntimeError:
-            self._slots.release()
+            self._give_back()
             raise StorageUnavailable("the service is stopping; nothing is read any more") from None
         working.add_done_callback(give_back)
         try:
             return await asyncio.wrap_future(working)
         except OperationalError as error:
             raise StorageUnavailable("the database does not answer; try again in a moment") from error
+
+    def _give_back(self) -> None:
+        self.running -= 1
+        self._slots.release()
 
     async def run_patiently(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return what the function returns, asked again for as long as the database is away.

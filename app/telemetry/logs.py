@@ -1,7 +1,8 @@
 """Logs: one structured line per fact, on stderr, with the ids that tie lines to a request and a batch.
 
 Modules log with `structlog.get_logger(__name__)`; what is bound in `structlog.contextvars` (`request_id`, `batch_id`)
-rides on every line of the same task. Lines of libraries that log with the standard library take the same form.
+rides on every line of the same task, and `trace_id` on those that are written while a span is current. Lines of
+libraries that log with the standard library take the same form.
 """
 
 import logging
@@ -10,13 +11,14 @@ import sys
 from typing import Final, Literal
 
 import structlog
+from opentelemetry import trace
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "console", "json"]
 
 # What these say at INFO repeats our own lines.
-_QUIET: Final = ("uvicorn.error", "alembic", "sse_starlette")
+_QUIET: Final = ("uvicorn.error", "alembic", "sse_starlette", "procrastinate", "httpx2", "httpcore2")
 _SECRETS: Final = re.compile(r"(?<=[?&]token=)[^&#\s\"']+|toolcrib_(?:url_[\w.-]{20,}|[\w-]{43})")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -27,6 +29,7 @@ def configure_logging(level: LogLevel, form: LogFormat) -> None:
     number = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
+        _add_trace_id,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
         # Plain: a traceback that shows the values of variables would show secrets.
@@ -59,6 +62,14 @@ def configure_logging(level: LogLevel, form: LogFormat) -> None:
     root.setLevel(number)
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(number, logging.WARNING))
+
+
+def _add_trace_id(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    # As exporters write it. Without tracing there is no span and this costs a look at a variable.
+    span = trace.get_current_span().get_span_context()
+    if span.is_valid:
+        event["trace_id"] = trace.format_trace_id(span.trace_id)
+    return event
 
 
 def _redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

@@ -48,8 +48,12 @@ class Usage:
     commands_killed: Mapping[str, int]
     """By reason: `timeout`, `cancelled`, `interrupted`."""
     commands_waiting: int
+    command_slots: int
     searches_waiting: int
     followers: int
+    streams: int
+    reads_running: int
+    reads_waiting: int
     writes_waiting: int
     records_removed: Mapping[str, int]
     """By what: `output_bytes`, `events`, `calls`, `batches`, `workspaces`, `pages`."""
@@ -64,8 +68,12 @@ _READ: Final[tuple[tuple[str, str, str], ...]] = (
     ("toolcrib_batches_queued", "batches_queued", "Accepted batches that wait for a place."),
     ("toolcrib_commands_running", "commands_running", "Processes of commands that run, ripgrep included."),
     ("toolcrib_commands_waiting", "commands_waiting", "Calls of bash and powershell that wait for a slot."),
+    ("toolcrib_command_slots_taken", "command_slots", "Slots that calls of bash and powershell have."),
     ("toolcrib_searches_waiting", "searches_waiting", "Calls that wait for their turn to run ripgrep."),
     ("toolcrib_event_followers", "followers", "Open streams and feeds, live output and waits for others' batches."),
+    ("toolcrib_streams_open", "streams", "Answers that go on and are counted against the caps of keys and batches."),
+    ("toolcrib_reads_running", "reads_running", "Reads of the database in a thread."),
+    ("toolcrib_reads_waiting", "reads_waiting", "Reads of the database that wait for a thread."),
     ("toolcrib_writes_waiting", "writes_waiting", "Writes that wait for their commit or are being committed."),
     ("toolcrib_disk_full", "disk_full", "1 while the disk under the database is full."),
     ("toolcrib_file_jobs_running", "files_running", "File operations in a thread."),

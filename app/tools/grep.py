@@ -432,31 +432,42 @@ class _Search:
         finally:
             forget()
         self._signal.raise_if_aborted()
-        if self._stalled and not found.over:
+        if found.over:
+            return found
+        # An endless file may use up ripgrep's memory before it is looked for.
+        if self._stalled or (running.result().signal is not None and await self._has_endless_rules()):
             self._take_over_rules()
             return await self._pass(ripgrep, on_update, in_order=in_order)
-        if not found.over:
-            self._judge(running.result(), found)
+        self._judge(running.result(), found)
         return found
 
     async def _look_for_stall(self, stop: AbortSignal) -> None:
         """Stop a search that takes its time when there is a file of rules on which ripgrep may wait for ever."""
-        environment = self._environment
         pause = _PATIENCE_SECONDS
-        while not (self._place.is_file or self._place.query.ignored):
+        while self._reads_rules:
             await asyncio.sleep(pause)
             pause *= 2
-            signal = AbortSignal()
-            if await environment.files.run(
-                has_endless_rules,
-                self._place.start.fd,
-                signal.raise_if_aborted,
-                signal=signal,
-                workspace=environment.cwd,
-            ):
+            if await self._has_endless_rules():
                 self._stalled = True
                 stop.abort(AbortReason.CANCELLED)
                 return
+
+    @property
+    def _reads_rules(self) -> bool:
+        """Whether ripgrep reads ignore rules by itself."""
+        return not (self._place.is_file or self._place.query.ignored)
+
+    async def _has_endless_rules(self) -> bool:
+        if not self._reads_rules:
+            return False
+        signal = AbortSignal()
+        return await self._environment.files.run(
+            has_endless_rules,
+            self._place.start.fd,
+            signal.raise_if_aborted,
+            signal=signal,
+            workspace=self._environment.cwd,
+        )
 
     def _take_over_rules(self) -> None:
         """Apply the ignore rules to what ripgrep finds, and let it read none."""

@@ -64,7 +64,9 @@ def test_commands_are_counted_while_they_run_and_by_why_they_were_ended(client: 
         during = scrape(client)
         assert value(during, "toolcrib_commands_running") == 1
         assert value(during, "toolcrib_batches_running") == 1
+        assert value(during, "toolcrib_command_slots_taken") == 1
         assert value(during, "toolcrib_event_followers") == 1
+        assert value(during, "toolcrib_streams_open") == 1
         client.post(f"{path}/cancel")
         assert [event.type for event in events][-1] == "batch_end"
     calls = [{"name": "bash", "arguments": {"command": "sleep 60", "timeout": 20}}]
@@ -74,7 +76,8 @@ def test_commands_are_counted_while_they_run_and_by_why_they_were_ended(client: 
     for reason, count in (("cancelled", 1), ("timeout", 1), ("interrupted", 0)):
         name = "toolcrib_commands_killed_total"
         assert value(after, name, reason=reason) - value(before, name, reason=reason) == count
-    assert value(after, "toolcrib_commands_running") == 0
+    for name in ("toolcrib_commands_running", "toolcrib_command_slots_taken", "toolcrib_streams_open"):
+        assert value(after, name) == 0
     assert value(after, "toolcrib_calls_total", tool="bash", status="cancelled") >= 1
 
 

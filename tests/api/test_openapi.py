@@ -1,12 +1,15 @@
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from fastapi import FastAPI
 from jsonschema import Draft202012Validator
 
+from app.api import openapi
 from app.api.errors import KINDS
 from app.domain.events import EventType
 from app.main import create_app
@@ -20,6 +23,25 @@ METHODS = {"get", "head", "post", "patch", "delete", "put"}
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return create_app(Settings(data_dir=tmp_path_factory.mktemp("unused"))).openapi()
+
+
+def test_the_document_is_made_once_and_not_before_somebody_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = 0
+    build = openapi._build
+
+    def count(app: FastAPI) -> dict[str, Any]:
+        nonlocal made
+        made += 1
+        return build(app)
+
+    monkeypatch.setattr(openapi, "_build", count)
+    with ServerThread(tmp_path / "data") as server, server.client() as client, ThreadPoolExecutor(4) as pool:
+        assert client.get("/version").status_code == 200
+        assert made == 0
+        texts = set(pool.map(lambda _: client.get("/openapi.json").text, range(4)))
+    assert (len(texts), made) == (1, 1)
 
 
 def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:

@@ -38,6 +38,7 @@ def test_nothing_at_all_makes_an_empty_workspace(client: httpx2.Client, server: 
             "metadata": {},
             "status": "active",
             "createdAt": made["createdAt"],
+            "nodeId": (server.settings.data_dir / "node").read_text().strip(),
             "lastUsedAt": made["createdAt"],
             "expiresAt": None,
         }

@@ -18,7 +18,7 @@ from app.events.recall import RECALL_MAX_BYTES
 from app.execution.backends.local import LocalBackend
 from app.execution.executor import stopped
 from app.execution.finalizer import Finalizer
-from app.execution.recovery import Recovered, recover
+from app.execution.recovery import Recovered, Recovery
 from app.execution.runner import BatchRunner
 from app.hooks.base import BeforeContext, Hook, HookChain
 from app.services.batches import BatchRequest, BatchService, CallRequest
@@ -73,7 +73,13 @@ async def serving(
     )
     backend = LocalBackend(runner, **limits)
     service = BatchService(
-        storage=records.storage, reads=records.reads, records=records.writer, log=records.log, backend=backend
+        storage=records.storage,
+        reads=records.reads,
+        records=records.writer,
+        log=records.log,
+        backend=backend,
+        finalizer=finalizer,
+        membership=records.membership,
     )
     yield backend, service, finalizer
     async with asyncio.timeout(60):
@@ -294,7 +300,15 @@ async def test_after_a_crash_started_batches_are_interrupted_and_others_run(stor
 
         gate.open.set()
         async with serving(records, ScriptedTool("gate", gate.run)) as (backend, service, finalizer):
-            assert await recover(storage, records.reads, finalizer, backend) == Recovered(finalized=2, requeued=1)
+            recovery = Recovery(
+                storage=storage,
+                reads=records.reads,
+                records=records.writer,
+                finalizer=finalizer,
+                backend=backend,
+                membership=records.membership,
+            )
+            assert await recovery.recover() == Recovered(finalized=2, requeued=1)
             done = [await service.get(item.id, owner=None, wait=60) for item in (started, waiting, unwanted)]
         assert [item.status.value for item in done] == ["interrupted", "completed", "cancelled"]
         assert [(call.status.value, call.error and call.error.code.value) for call in done[0].calls] == [

@@ -21,9 +21,9 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 KEY = "a-key-for-the-readme"
 
-ID = re.compile(r"\b(?:ws|batch|call|key|req)_[0-9a-hjkmnp-tv-z]{26}\b")
+ID = re.compile(r"\b(?:ws|batch|call|key|req|node)_[0-9a-hjkmnp-tv-z]{26}\b")
 VOLATILE = re.compile(
-    r"(?P<id>\b(?:ws|batch|call|key|req)_[0-9a-hjkmnp-tv-z]{26}\b)"
+    r"(?P<id>\b(?:ws|batch|call|key|req|node)_[0-9a-hjkmnp-tv-z]{26}\b)"
     r"|(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z)"
     r'|(?P<duration>"durationMs": ?)\d+'
     r"|(?P<left_out>…)"

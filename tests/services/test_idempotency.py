@@ -12,6 +12,8 @@ import pytest
 from app.domain.abort import AbortSignal
 from app.domain.batch import BatchStatus
 from app.domain.idempotency import IdempotencyKey
+from app.domain.ids import new_id
+from app.domain.node import Process as RunningProcess
 from app.domain.tool_call import ToolResult
 from app.domain.workspace import WorkspaceOptions
 from app.errors import Conflict, IdempotencyKeyReused, NoSpace, Overloaded, TooManyBatches, WorkspaceGone
@@ -19,6 +21,7 @@ from app.events.log import EventLog
 from app.execution.backends.admission import Admission
 from app.execution.backends.local import LocalBackend
 from app.execution.finalizer import Finalizer
+from app.execution.membership import Membership
 from app.execution.runner import BatchRunner
 from app.hooks.base import HookChain
 from app.sandbox.file_pool import FilePool
@@ -39,6 +42,7 @@ pytestmark = pytest.mark.anyio
 KEY = IdempotencyKey("first-try", b"1" * 32)
 OTHER_BODY = IdempotencyKey(KEY.value, b"2" * 32)
 WAIT_SECONDS = 20
+NODE = new_id("node")
 
 
 @dataclass
@@ -81,21 +85,37 @@ async def process(storage: Storage, data_dir: Path, admission: Admission | None 
     log = EventLog(storage, reads, is_local=lambda batch_id: any(made.is_local(batch_id) for made in backends))
     records = RecordWriter(storage, on_commit=log.committed)
     records.start()
+    finalizer = Finalizer(storage, reads, records)
     runner = BatchRunner(
         storage=storage,
         reads=reads,
         records=records,
-        finalizer=Finalizer(storage, reads, records),
+        finalizer=finalizer,
         hooks=HookChain([]),
         tools=lambda _workspace, _url: {"note": ScriptedTool("note", note)},
     )
     backend = LocalBackend(runner, admission=admission)
     backends.append(backend)
-    batches = BatchService(storage=storage, reads=reads, records=records, log=log, backend=backend)
+    membership = Membership(storage, RunningProcess(new_id("proc"), NODE, "all", None), shared=False)
+    batches = BatchService(
+        storage=storage,
+        reads=reads,
+        records=records,
+        log=log,
+        backend=backend,
+        finalizer=finalizer,
+        membership=membership,
+    )
     roots = WorkspaceRoots(data_dir, (data_dir.parent / "adoptable",), account=ACCOUNT)
     await asyncio.to_thread(roots.make_directories)
     workspaces = WorkspaceService(
-        storage=storage, reads=reads, records=records, files=files, batches=batches, roots=roots
+        storage=storage,
+        reads=reads,
+        records=records,
+        files=files,
+        batches=batches,
+        roots=roots,
+        node_id=NODE,
     )
     try:
         async with asyncio.timeout(WAIT_SECONDS):

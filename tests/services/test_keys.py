@@ -158,3 +158,32 @@ async def test_a_flood_of_wrong_keys_is_no_flood_of_queries(
         assert found == [None] * 200
         assert asked <= 2
         assert await keys.caller(ENVIRONMENT) is not None
+
+
+async def test_keys_that_were_revoked_anywhere_or_have_expired_are_over(storage: SqlStorage) -> None:
+    async with keys_of(storage, trust_seconds=3600) as keys:
+        stays, here, elsewhere, expired = [
+            (await keys.create(KeyRequest("k", expires_at=expires_at), by=OPERATOR))[0].id
+            for expires_at in (now_ms() + HOUR_MS, None, None, now_ms() - 1)
+        ]
+        assert await keys.caller("wrong") is None, "what was read is new"
+        assert await keys.over(["env", stays, here, elsewhere]) == set()
+        await keys.revoke(here, by=OPERATOR)
+        storage.apply([RevokeKey(elsewhere, now_ms())])
+        assert await keys.credential(elsewhere) is not None, "nothing has told this process yet"
+        assert await keys.over(["env", stays, here, elsewhere, expired]) == {here, elsewhere, expired}
+        assert await keys.credential(elsewhere) is None
+        assert await keys.credential(stays) is not None
+
+
+async def test_a_database_that_is_away_ends_no_key_that_works(
+    sqlite_storage: SqlStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_key_ids: object) -> object:
+        raise OperationalError("away", "connection")
+
+    async with keys_of(sqlite_storage) as keys:
+        made, _ = await keys.create(KeyRequest("k"), by=OPERATOR)
+        expired, _ = await keys.create(KeyRequest("k", expires_at=now_ms() - 1), by=OPERATOR)
+        monkeypatch.setattr(sqlite_storage, "revoked_keys", away)
+        assert await keys.over([made.id, expired.id]) == {expired.id}

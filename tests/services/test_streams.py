@@ -42,3 +42,24 @@ def test_a_slot_taken_before_there_is_a_batch_is_given_back_when_there_never_is_
         with pytest.raises(TooManyStreams):
             slots.follow("b")
     assert slots.total == slots.of_batch("b") == 0
+
+
+def test_the_streams_of_a_key_are_cut_once_each_as_soon_as_they_have_begun() -> None:
+    slots = StreamSlots()
+    cut: list[str] = []
+    first, second, other = slots.open("a", "batch_1"), slots.open("a"), slots.open("b")
+    first.begin(lambda: cut.append("first"))
+    other.begin(lambda: cut.append("other"))
+    assert list(slots.keys) == ["a", "b"]
+    assert slots.cut("a") == 1
+    assert slots.cut("a") == 0
+    second.begin(lambda: cut.append("second"))
+    assert slots.cut("a") == 1
+    assert cut == ["first", "second"]
+    assert slots.of_key("a") == 2, "a stream that was cut is open until it says that it has ended"
+    first.close()
+    second.close()
+    assert slots.cut("a") == 0
+    other.close()
+    assert not other.cut(), "what has ended is not ended again"
+    assert not slots.keys

@@ -34,10 +34,18 @@ async def test_reads_run_side_by_side_up_to_the_number_of_threads() -> None:
     waiting = asyncio.create_task(pool.run(hold, 9))
     await asyncio.sleep(0)
     assert sorted(entered) == [0, 1]
+    assert (pool.running, pool.waiting) == (2, 2)
     waiting.cancel()
+    await asyncio.wait([waiting])
+    assert (pool.running, pool.waiting) == (2, 1)
     release.set()
     assert await asyncio.gather(*reads) == [0, 1, 2]
     assert 9 not in entered
+    assert await pool.run(len, "ok") == 2
+    async with asyncio.timeout(WAIT_SECONDS):
+        while pool.running:  # noqa: ASYNC110 - a thread tells, not the loop
+            await asyncio.sleep(0.005)
+    assert pool.waiting == 0
     pool.close()
 
 
@@ -76,3 +84,4 @@ async def test_database_that_does_not_answer_is_told_as_such() -> None:
     pool.close()
     with pytest.raises(StorageUnavailable):
         await pool.run(fail, ValueError())
+    assert (pool.running, pool.waiting) == (0, 0)

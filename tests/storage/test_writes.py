@@ -527,6 +527,8 @@ def test_a_revoked_key_stays_in_the_list_and_is_none_that_works(storage: SqlStor
     assert outcomes == [APPLIED, APPLIED, Refused("not_found")]
     assert one(storage, RevokeKey(keys[1].id, 7)) == APPLIED
     assert storage.keys() == [keys[0], keys[2], keys[3]]
+    assert storage.revoked_keys([keys[0].id, keys[1].id, new_id("key")]) == [keys[1].id]
+    assert storage.revoked_keys([key.id for key in keys if key is not keys[1]]) == []
     revoked = replace(keys[1], revoked_at=5)
     assert storage.keys_page(before=None, limit=2) == Page((keys[3], keys[2]), keys[2].id)
     assert storage.keys_page(before=keys[2].id, limit=2) == Page((revoked, keys[0]), None)
@@ -552,8 +554,9 @@ def test_rows_are_as_wide_as_their_tables() -> None:
         "secrets": ("n", b"v", 1),
         "audit_events": rows.audit_row(audit(SERVICE, AuditAction.KEY_CREATED, "k")),
     }
+    # The rows of the other two are written by name.
     assert {name: len(row) for name, row in made.items()} == {
-        name: len(table.columns) for name, table in metadata.tables.items()
+        name: len(table.columns) for name, table in metadata.tables.items() if name not in {"nodes", "processes"}
     }
 
 

@@ -2,18 +2,24 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import orjson
 
 from app.domain.batch import Batch
+from app.domain.ids import new_id
+from app.domain.node import Process
 from app.domain.workspace import Workspace
 from app.events.log import EventLog
-from app.storage.base import CreateWorkspace, Storage
+from app.execution.membership import Membership
+from app.storage.base import CreateWorkspace, Holder, Storage
 from app.storage.read_pool import ReadPool
 from app.storage.record_writer import RecordWriter
 from tests.support.calls import batch, workspace
 from tests.support.records import submit
+
+NODE = new_id("node")
+EARLIER_PROCESS = new_id("proc")
 
 
 @dataclass
@@ -22,17 +28,18 @@ class Records:
     reads: ReadPool
     writer: RecordWriter
     log: EventLog
+    membership: Membership
     local: set[str] = field(default_factory=set)
 
     async def workspace(self, root: str = "/srv/w", **changes: object) -> Workspace:
-        made = workspace(root, **changes)
+        made = replace(workspace(root, **changes), node_id=NODE)
         await self.writer.write(CreateWorkspace(made))
         return made
 
     async def accept(self, owner: Workspace, calls: list[tuple[str, object]], **changes: object) -> Batch:
-        """Store a batch as the service would, run by this process."""
+        """Store a batch as the service would, held by a process that nobody knows any more."""
         made = batch(calls, owner.id, **changes)
-        await self.writer.write(submit(made))
+        await self.writer.write(replace(submit(made), holder=Holder(EARLIER_PROCESS, NODE)))
         self.local.add(made.id)
         return made
 
@@ -45,7 +52,8 @@ async def recording(storage: Storage) -> AsyncIterator[Records]:
     writer = RecordWriter(storage, on_commit=log.committed)
     writer.start()
     try:
-        yield Records(storage, reads, writer, log, local)
+        process = Process(new_id("proc"), NODE, "all", None)
+        yield Records(storage, reads, writer, log, Membership(storage, process, shared=False), local)
     finally:
         await writer.drain(10)
         await writer.close()

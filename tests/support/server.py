@@ -94,12 +94,12 @@ class ServerThread:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        app = create_app(self.settings, stop=self.begin_stop, tracer_provider=self._tracer_provider)
+        listener = _bind(self.settings.host, self.settings.port)
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        app = create_app(self.settings, address=self.url, stop=self.begin_stop, tracer_provider=self._tracer_provider)
         config = uvicorn.Config(
             app, lifespan="off", ws="none", log_config=None, access_log=False, timeout_graceful_shutdown=1
         )
-        listener = _bind(self.settings.host, self.settings.port)
-        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with app.router.lifespan_context(app):
             self._server = Server(config, app.state.services)
             listener.listen()  # from here on connections wait in its backlog
@@ -109,11 +109,12 @@ class ServerThread:
 
 @dataclass
 class ServerProcess:
-    """`python -m app serve` in a process of its own; `lines` is what it printed on stdout so far."""
+    """`python -m app serve`, or worker, in a process of its own; `lines` is what it printed on stdout so far."""
 
     data_dir: Path
     environment: dict[str, str] = field(default_factory=dict)
     wrapper: tuple[str, ...] = ()
+    command: str = "serve"
     url: str = ""
     lines: list[str] = field(default_factory=list)
     process: Any = None
@@ -137,7 +138,7 @@ class ServerProcess:
             self.process.stdout.close()
         with (self.data_dir.parent / "stderr.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [*self.wrapper, sys.executable, "-m", "app", "serve"],
+                [*self.wrapper, sys.executable, "-m", "app", self.command],
                 env=clean_environment(self.data_dir) | self.environment,
                 stdout=subprocess.PIPE,
                 stderr=log,

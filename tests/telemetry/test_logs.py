@@ -1,11 +1,15 @@
 import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
+from opentelemetry import trace
 
 from app.telemetry.logs import LogFormat, configure_logging
+from app.telemetry.tracing import make_provider
+from tests.support.server import ServerThread
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +37,37 @@ def test_every_line_of_a_task_carries_its_ids(capsys: pytest.CaptureFixture[str]
     assert second.pop("at")
     assert first == {"message": "done", "level": "info", "count": 2, "request_id": "req_1", "batch_id": "batch_1"}
     assert second == {"message": "careful now", "level": "warning", "request_id": "req_1", "batch_id": "batch_1"}
+
+
+def test_a_line_within_a_span_has_the_id_of_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("info", "json")
+    provider = make_provider()
+    with provider.get_tracer("tests").start_as_current_span("outer") as span:
+        structlog.get_logger("app.x").info("within")
+        logging.getLogger("somebody.else").warning("within, too")
+    structlog.get_logger("app.x").info("after")
+    provider.shutdown()
+    trace_id = trace.format_trace_id(span.get_span_context().trace_id)
+    assert len(trace_id) == 32
+    assert [line.get("trace_id") for line in lines(capsys)] == [trace_id, trace_id, None]
+
+
+def test_the_lines_of_a_request_and_of_its_batch_have_the_trace_the_client_began(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure_logging("debug", "json")
+    provider = make_provider()
+    sent = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    with ServerThread(tmp_path / "data", tracer_provider=provider) as server, server.client() as client:
+        path = f"/v1/workspaces/{client.post('/v1/workspaces').json()['id']}/batches"
+        assert client.post(f"{path}?wait=20", json={"calls": [{"name": "ls"}]}, headers=sent).status_code == 200
+        assert client.get("/healthz").status_code == 200
+    provider.shutdown()
+    found = [(line["message"], line.get("path"), line.get("trace_id")) for line in lines(capsys)]
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    traced = {(message, path) for message, path, its in found if its == trace_id}
+    assert traced == {("request", path), ("tool_call", None), ("batch", None)}
+    assert ("request", "/healthz", None) in found
 
 
 def test_a_level_holds_for_our_lines_and_for_those_of_libraries(capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,6 +66,7 @@ _MAKES: Final = problems(
     "too_many_batches",
     "too_many_streams",
     "overloaded",
+    "owner_gone",
     "storage_unavailable",
     "no_space",
 )
@@ -241,7 +242,7 @@ async def get_events(
         return Response(status_code=204)
     if request.method == "HEAD":
         return EventStream(frames, form)
-    return EventStream(frames, form, on_close=services.streams.open(caller.key_id, batch_id).close)
+    return EventStream(frames, form, slot=services.streams.open(caller.key_id, batch_id))
 
 
 @router.post(
@@ -332,7 +333,7 @@ async def _submit(
         batch = await services.batches.attach(workspace_id, idempotency, owner=owner)
         if batch is not None:
             return Submitted(batch, attached=True)
-    await services.workspaces.check_root(workspace_id)
+    here = await services.workspaces.check_root(workspace_id)
     return await services.batches.submit(
         workspace_id,
         asked,
@@ -340,6 +341,7 @@ async def _submit(
         request_id=caller.request_id,
         idempotency=idempotency,
         by=caller,
+        elsewhere=not here,
     )
 
 
@@ -359,7 +361,7 @@ def _stream(
         services.batches.follow(batch, updates),
         form,
         headers=headers,
-        on_close=slot.close,
+        slot=slot,
         # Who only attached is not the client the batch was to end with.
         on_disconnect=cancel if batch.on_disconnect == "cancel" and not submitted.attached else None,
     )

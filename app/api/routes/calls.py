@@ -196,7 +196,7 @@ async def get_output(
         if request.method == "HEAD":
             return Response(headers={"Content-Type": _TEXT})
         slot = services_of(request).streams.open(caller.key_id, call.batch_id)
-        return BoundedStream(batches.follow_output(call, only, 0), 200, {}, _TEXT, on_close=slot.close)
+        return BoundedStream(batches.follow_output(call, only, 0), 200, {}, _TEXT, slot=slot)
     total = await batches.output_extent(call, only)
     # Range is defined for GET alone.
     wanted = None if request.method == "HEAD" else byte_range(request.headers.get("range"), total, "the output so far")

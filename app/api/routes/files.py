@@ -17,7 +17,15 @@ from starlette.responses import Response
 
 from app.api.byte_range import byte_range
 from app.api.content_type import content_headers, disposition
-from app.api.dependencies import Cursor, Reader, Viewer, WorkspaceId, Writer, refuse_when_draining, services_of
+from app.api.dependencies import (
+    Cursor,
+    NodeReader,
+    NodeViewer,
+    NodeWriter,
+    WorkspaceId,
+    refuse_when_draining,
+    services_of,
+)
 from app.api.errors import BadRequest, UnsupportedMediaType
 from app.api.event_stream import BoundedStream
 from app.api.openapi import Responses, at_every_route, header, problems
@@ -199,7 +207,7 @@ def _body(content: Mapping[str, Any], *, required: bool = True) -> dict[str, Any
     responses=_DOWNLOAD,
     openapi_extra={"parameters": [_IF_MATCH, _IF_NONE_MATCH, _RANGE, _IF_RANGE]},
 )
-async def get_file(request: Request, workspace_id: WorkspaceId, caller: Viewer, path: FilePath) -> Response:
+async def get_file(request: Request, workspace_id: WorkspaceId, caller: NodeViewer, path: FilePath) -> Response:
     condition = _condition(request)
     download = await services_of(request).files.open(workspace_id, path, owner=caller.sees)
     sent = False
@@ -268,7 +276,7 @@ def _cut(error: FileShrank) -> ClientDisconnect:
         **problems(*_STORES, "precondition_failed"),
     },
 )
-async def put_file(request: Request, workspace_id: WorkspaceId, caller: Writer, path: FilePath) -> Response:
+async def put_file(request: Request, workspace_id: WorkspaceId, caller: NodeWriter, path: FilePath) -> Response:
     services = services_of(request)
     refuse_when_draining(services)
     condition = _condition(request)
@@ -304,7 +312,7 @@ def _stored(stored: Stored) -> dict[str, Any]:
 async def delete_file(
     request: Request,
     workspace_id: WorkspaceId,
-    caller: Writer,
+    caller: NodeWriter,
     path: FilePath,
     recursive: Annotated[bool, Query(description="Remove a directory with everything in it.")] = False,
 ) -> Response:
@@ -344,7 +352,7 @@ async def delete_file(
         **problems(*_STORES),
     },
 )
-async def post_files(request: Request, workspace_id: WorkspaceId, caller: Writer) -> Response:
+async def post_files(request: Request, workspace_id: WorkspaceId, caller: NodeWriter) -> Response:
     services = services_of(request)
     refuse_when_draining(services)
     services.audit.require_room()
@@ -382,7 +390,7 @@ def _result(result: Stored | NotStored) -> dict[str, Any]:
 async def get_tree(
     request: Request,
     workspace_id: WorkspaceId,
-    caller: Reader,
+    caller: NodeReader,
     path: Directory = ".",
     depth: Annotated[
         int | None, Query(ge=1, le=100_000, description="How many levels; 1 is the directory's own entries.")
@@ -419,7 +427,7 @@ async def get_tree(
 async def get_archive(
     request: Request,
     workspace_id: WorkspaceId,
-    caller: Viewer,
+    caller: NodeViewer,
     format: Format = ArchiveFormat.TAR_GZ,  # noqa: A002 - the parameter's name on the wire
     path: Directory = ".",
     exclude: Globs = [],  # noqa: B006 - FastAPI copies it
@@ -456,7 +464,7 @@ async def _archive(packing: Packing) -> AsyncGenerator[bytes, None]:
 async def put_archive(
     request: Request,
     workspace_id: WorkspaceId,
-    caller: Writer,
+    caller: NodeWriter,
     format: Annotated[  # noqa: A002 - the parameter's name on the wire
         ArchiveFormat | None, Query(description="The archive's format; not given: what `Content-Type` says.")
     ] = None,

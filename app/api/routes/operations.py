@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from app.api.dependencies import Admin, services_of
 from app.api.errors import NotReady
-from app.api.openapi import at_every_route, problems
+from app.api.openapi import at_every_route, document_of, problems
 from app.api.schemas import HealthBody, ReadyBody, VersionBody
 from app.api.wire import json_response
 from app.services.readiness import READY
@@ -106,7 +106,7 @@ async def get_metrics(request: Request, _caller: Admin) -> Response:
 
 @router.get("/openapi.json", include_in_schema=False)
 async def get_openapi_document(request: Request) -> Response:
-    return JSONResponse(request.app.openapi(), headers={"Cache-Control": "no-cache"})
+    return JSONResponse(await document_of(request), headers={"Cache-Control": "no-cache"})
 
 
 @router.get("/", include_in_schema=False)

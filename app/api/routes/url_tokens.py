@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from app.api.dependencies import URL_TOKEN_SCHEME, Reader, Services, read_json, services_of
 from app.api.errors import invalid_body
-from app.api.openapi import at_every_route, body_of, problems
+from app.api.openapi import at_every_route, body_of, document_of, problems
 from app.api.schemas import UrlTokenBody, UrlTokenRequestBody, validated
 from app.api.wire import json_response
 from app.domain.caller import Caller
@@ -43,7 +43,7 @@ async def create_url_token(request: Request, caller: Reader) -> Response:
     if _PERCENT.search(url) is not None:
         raise _refused("a % has to be followed by two hexadecimal digits")
     path = unquote_to_bytes(url)
-    opened = list(_opened_by_tokens(request.app.openapi()))
+    opened = list(_opened_by_tokens(await document_of(request)))
     ids = next((found.groupdict() for _, pattern in opened if (found := pattern.fullmatch(path)) is not None), None)
     if ids is None:
         raise _refused(f"a token opens one of {', '.join(template for template, _ in opened)}")

@@ -10,6 +10,7 @@ from app.api.dependencies import (
     Cursor,
     IdempotencyHeader,
     Limit,
+    NodeWriter,
     Reader,
     Viewer,
     WorkspaceId,
@@ -17,6 +18,7 @@ from app.api.dependencies import (
     idempotency_key,
     read_json,
     refuse_when_draining,
+    require_some_node,
     services_of,
 )
 from app.api.event_stream import EventStream
@@ -77,6 +79,7 @@ _BODY: Final = ("malformed_json", "payload_too_large", "unsupported_media_type")
 async def create_workspace(request: Request, caller: Writer, key: IdempotencyHeader = None) -> Response:
     services = services_of(request)
     refuse_when_draining(services)
+    require_some_node(services)
     given = await read_json(request, empty={})
     body = validated(WorkspaceRequestBody, given)
     asked = WorkspaceRequest(
@@ -159,7 +162,7 @@ async def get_feed(request: Request, workspace_id: WorkspaceId, caller: Viewer) 
     if request.method == "HEAD":
         return EventStream(services.feed.follow(workspace_id), form)
     slot = services.streams.open(caller.key_id)
-    return EventStream(services.feed.follow(workspace_id), form, on_close=slot.close)
+    return EventStream(services.feed.follow(workspace_id), form, slot=slot)
 
 
 @router.patch(
@@ -203,6 +206,6 @@ async def update_workspace(request: Request, workspace_id: WorkspaceId, caller: 
         **problems("not_found", "overloaded", "storage_unavailable", "no_space"),
     },
 )
-async def delete_workspace(request: Request, workspace_id: WorkspaceId, caller: Writer) -> Response:
+async def delete_workspace(request: Request, workspace_id: WorkspaceId, caller: NodeWriter) -> Response:
     await services_of(request).workspaces.delete(workspace_id, owner=caller.sees, by=caller)
     return Response(status_code=204)

@@ -32,6 +32,15 @@ class Backend(Protocol):
         """
         ...
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a batch that waits elsewhere should be taken by this process now."""
+        ...
+
+    async def room(self) -> None:
+        """Return when this process should take another batch that waits elsewhere."""
+        ...
+
     def is_local(self, batch_id: str) -> bool:
         """Whether this process runs or queues the batch now."""
         ...

@@ -63,6 +63,8 @@ class LocalBackend:
         self._running: dict[str, int] = {}
         self._tasks: set[asyncio.Task[Batch | None]] = set()
         self._places = 0
+        self._room = asyncio.Event()
+        self._room.set()
 
     @property
     def queued(self) -> int:
@@ -91,6 +93,16 @@ class LocalBackend:
         self._take_up()
         if not job.running:
             job.workspace = None  # it may change while the batch waits
+
+    @property
+    def has_room(self) -> bool:
+        # What waits here can run nowhere else, so no more than may run next is taken from where others can take it.
+        return self.queued < self.limit
+
+    async def room(self) -> None:
+        while not self.has_room:
+            self._room.clear()
+            await self._room.wait()
 
     def is_local(self, batch_id: str) -> bool:
         return batch_id in self._jobs
@@ -184,3 +196,5 @@ class LocalBackend:
             else:
                 del self._running[workspace_id]
         self._take_up()
+        if self.has_room:
+            self._room.set()

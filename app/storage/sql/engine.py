@@ -109,6 +109,19 @@ def open_database(database: str | Path) -> Database:
     )
 
 
+def driver_connection(connection: Connection) -> psycopg.Connection:
+    """Return the connection of Postgres's driver, in the transaction of ours."""
+    driver = connection.connection.driver_connection
+    if not isinstance(driver, psycopg.Connection):
+        raise TypeError(f"{type(driver).__name__} is no connection of psycopg")
+    return driver
+
+
+def plain_url(url: str) -> str:
+    """Return a URL of Postgres as its own library reads it."""
+    return make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+
+
 class SqliteDatabase:
     """A file. One connection writes; readers see the last commit and never wait for it."""
 

@@ -29,6 +29,7 @@ from app.storage.base import (
     CreateWorkspace,
     DataError,
     Existing,
+    GiveBack,
     GiveBackPages,
     KeepSecret,
     Made,
@@ -47,7 +48,9 @@ from app.storage.base import (
     WriteOutcome,
 )
 from app.storage.sql import removal, rows
-from app.storage.sql.engine import Database, PreparedLookup, PreparedUpdate
+from app.storage.sql.engine import Database, PreparedLookup, PreparedUpdate, driver_connection
+from app.storage.sql.jobs import JobQueue
+from app.storage.sql.listener import CANCEL, CHANNEL, UNKNOWN, payload
 from app.storage.sql.rows import RowValues
 from app.storage.sql.schema import (
     OPEN_WORKSPACE,
@@ -69,6 +72,7 @@ GONE: Final = Refused("gone")
 KEY_REUSED: Final = Refused("key_reused")
 OVERLAP: Final = Refused("overlap")
 NOT_DUE: Final = Refused("not_due")
+ELSEWHERE: Final = Refused("elsewhere")
 TERMINAL: Final = Refused("terminal")
 FENCED: Final = Refused("fenced")
 
@@ -89,6 +93,7 @@ _SELECT_BATCHES: Final = (
         batches.c.last_seq,
         batches.c.claim,
         batches.c.cancel_requested_at,
+        batches.c.process_id,
     )
     .order_by(batches.c.id)
     .with_for_update(key_share=True)
@@ -123,10 +128,17 @@ def _kept(column: ColumnElement[Any], name: str) -> ColumnElement[Any]:
 
 
 class GroupWriter:
-    """Applies groups to one database."""
+    """Applies groups to one database.
 
-    def __init__(self, database: Database) -> None:
+    Args:
+        jobs: wakes the processes of other nodes; None: batches for them are refused.
+    """
+
+    def __init__(self, database: Database, jobs: JobQueue | None = None) -> None:
         engine = database.writer
+        self.jobs: Final = jobs
+        self.origin: str | None = UNKNOWN
+        """As whom other processes are told what a group changed, where the database can; None: they are not."""
         self.insert_rows = database.insert_rows
         self.find_workspaces = PreparedLookup(_SELECT_WORKSPACES, workspaces.c.id, engine)
         self.find_batches = PreparedLookup(_SELECT_BATCHES, batches.c.id, engine)
@@ -145,7 +157,7 @@ class GroupWriter:
         self.advance_batches = PreparedUpdate(update(batches).where(fence).values(moved), engine)
         changed = {
             name: _kept(batches.c[name], f"v_{name}")
-            for name in (*_BATCH_FIELDS, "claim", "total", "succeeded", "failed", "cancelled", "skipped")
+            for name in (*_BATCH_FIELDS, "claim", "process_id", "total", "succeeded", "failed", "cancelled", "skipped")
         }
         # The first wish to cancel stays.
         changed["cancel_requested_at"] = func.coalesce(
@@ -209,6 +221,7 @@ class _BatchState:
     last_seq: int
     claim: str | None
     cancel_requested_at: int | None
+    process_id: str | None
     stored_epoch: int = field(init=False)
     stored_seq: int = field(init=False)
     dirty: bool = False
@@ -226,6 +239,7 @@ class _WorkspaceState:
     root: bytes
     status: str
     expires_at: int | None
+    node_id: str | None
     stored: SimpleNamespace | None = None
     touched_at: int = 0
     changes: dict[str, Any] = field(default_factory=dict)
@@ -276,6 +290,9 @@ class _Plan:
         self._call_cancels: dict[str, int] = {}
         self._revocations: dict[str, int] = {}
         self._fenced: set[str] = set()
+        self._given_back: list[str] = []
+        self._jobs: dict[str, list[str]] = {}
+        self._told: set[str] = set()
         self._read_rows()
 
     # -- reading ----------------------------------------------------------------------------------------------------
@@ -292,7 +309,7 @@ class _Plan:
         roots = False
         for write in self._group:
             match write:
-                case Append() | ClaimBatch() | RemoveFromBatch():
+                case Append() | ClaimBatch() | GiveBack() | RemoveFromBatch():
                     batch_ids.add(write.batch_id)
                 case SubmitBatch(batch=batch):
                     batch_ids.add(batch.id)
@@ -328,7 +345,9 @@ class _Plan:
             self._connection.execute(select(func.pg_advisory_xact_lock(_ROOTS_LOCK)))
         find = self._writer
         self._workspaces = {
-            row.id: _WorkspaceState(row.id, row.created_at, row.root, row.status, row.expires_at, stored=row)
+            row.id: _WorkspaceState(
+                row.id, row.created_at, row.root, row.status, row.expires_at, row.node_id, stored=row
+            )
             for row in map(_workspace_row, find.find_workspaces.run(self._cursor, workspace_ids))
         }
         self._batches = {row[0]: _BatchState(*row) for row in find.find_batches.run(self._cursor, batch_ids)}
@@ -350,7 +369,7 @@ class _Plan:
                 return self._append(write)
             case SubmitBatch():
                 return self._submit(write)
-            case ClaimBatch():
+            case ClaimBatch() | GiveBack():
                 return self._claim(write)
             case RequestCancel():
                 return self._cancel(write)
@@ -383,10 +402,12 @@ class _Plan:
         """Return an outcome with what the caller would have to read otherwise."""
         if not isinstance(write, SubmitBatch) or outcome is not APPLIED:
             return outcome
+        batch = self._batches[write.batch.id]
+        taken = write.holder is None or batch.process_id == write.holder.process_id
         workspace = self._workspaces.get(write.batch.workspace_id)
         if workspace is None or workspace.stored is None or workspace.changes:
-            return outcome
-        return Applied(rows.workspace(workspace.stored))
+            return Applied(taken=taken)
+        return Applied(rows.workspace(workspace.stored), taken=taken)
 
     def _append(self, write: Append) -> WriteOutcome:
         batch = self._batches.get(write.batch_id)
@@ -402,6 +423,7 @@ class _Plan:
             raise DataError(f"the events of {write.batch_id} after {write.after_seq} are not numbered without gaps")
         batch.last_seq = last
         batch.dirty = True
+        self._told.add(batch.id)
         self._new_events += map(rows.event_row, write.events)
         if write.output:
             self._new_output += [rows.output_row(write.batch_id, output) for output in write.output]
@@ -468,10 +490,17 @@ class _Plan:
             return NOT_FOUND
         if workspace.status != WorkspaceStatus.ACTIVE.value or workspace.is_due(batch.created_at):
             return GONE
+        holder = write.holder
+        if holder is not None and (holder.node_id is None or holder.node_id != workspace.node_id):
+            if self._writer.jobs is None or workspace.node_id is None:
+                return ELSEWHERE
+            self._jobs.setdefault(workspace.node_id, []).append(batch.id)
+            holder = None
         _note_key(write, batch.id, self._made_batches)
         workspace.touched_at = max(workspace.touched_at, batch.created_at)
         self._note(write.audit)
-        self._new_batches.append(rows.batch_row(batch, write.idempotency))
+        process_id = None if holder is None else holder.process_id
+        self._new_batches.append(rows.batch_row(batch, write.idempotency, process_id))
         self._new_calls += [rows.call_row(call, batch.owner) for call in batch.calls]
         self._new_arguments += map(rows.large_arguments_row, filter(rows.has_large_arguments, batch.calls))
         self._new_events.append(rows.event_row(write.start))
@@ -486,10 +515,12 @@ class _Plan:
             last_seq=batch.last_seq,
             claim=None,
             cancel_requested_at=batch.cancel_requested_at,
+            process_id=process_id,
         )
+        self._told |= {batch.id, batch.workspace_id}
         return APPLIED
 
-    def _claim(self, write: ClaimBatch) -> WriteOutcome:
+    def _claim(self, write: ClaimBatch | GiveBack) -> WriteOutcome:
         batch = self._batches.get(write.batch_id)
         if batch is None:
             return NOT_FOUND
@@ -499,9 +530,18 @@ class _Plan:
             return TERMINAL
         if batch.epoch != write.epoch:
             return FENCED
+        if isinstance(write, ClaimBatch) and write.only_waiting and batch.process_id is not None:
+            return FENCED
         batch.epoch += 1
         batch.claim = write.token
         batch.changes["v_claim"] = write.token
+        if isinstance(write, GiveBack):
+            batch.process_id = None
+            self._given_back.append(batch.id)
+            if self._writer.jobs is not None:
+                self._jobs.setdefault(write.node_id, []).append(batch.id)
+        else:
+            batch.process_id = batch.changes["v_process_id"] = write.process_id
         batch.dirty = True
         self._fenced.discard(write.batch_id)
         return APPLIED
@@ -510,6 +550,7 @@ class _Plan:
         batch = self._batches.get(write.batch_id)
         if batch is None:
             return NOT_FOUND
+        self._told.add(f"{CANCEL}{batch.id}")
         if write.call_id is None:
             if batch.cancel_requested_at == write.at:
                 return APPLIED
@@ -554,7 +595,7 @@ class _Plan:
         self._note(write.audit)
         self._new_workspaces.append(row)
         self._workspaces[workspace.id] = _WorkspaceState(
-            workspace.id, workspace.created_at, root, workspace.status.value, workspace.expires_at
+            workspace.id, workspace.created_at, root, workspace.status.value, workspace.expires_at, workspace.node_id
         )
         return APPLIED
 
@@ -604,6 +645,7 @@ class _Plan:
         if write.only_expired and workspace.status == WorkspaceStatus.ACTIVE.value and not workspace.is_due(write.at):
             return NOT_DUE
         self._note(write.audit)
+        self._told.add(workspace.id)
         workspace.status = workspace.changes["status"] = write.status.value
         if write.status.value not in _OPEN:
             workspace.changes["ended_at"] = write.at
@@ -669,6 +711,13 @@ class _Plan:
         self._write_batches()
         for key_id, at in self._revocations.items():
             self._connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(revoked_at=at))
+        if self._given_back:
+            self._connection.execute(update(batches).where(batches.c.id.in_(self._given_back)).values(process_id=None))
+        if self._jobs and self._writer.jobs is not None:
+            self._writer.jobs.defer(driver_connection(self._connection), self._jobs)
+        origin = self._writer.origin
+        if self._told and origin is not None and self._connection.dialect.name == "postgresql":
+            self._cursor.execute("SELECT pg_notify(%s, %s)", (CHANNEL, payload(origin, self._told)))
 
     def _write_workspaces(self, *, new: bool) -> None:
         concerned = [workspace for workspace in self._workspaces.values() if workspace.new is new]

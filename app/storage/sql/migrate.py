@@ -11,7 +11,8 @@ from typing import Final
 from sqlalchemy import Connection, Engine, func, inspect, select, text
 
 from app.storage.base import OperationalError, SchemaTooNew
-from app.storage.sql.engine import Database
+from app.storage.sql.engine import Database, driver_connection
+from app.storage.sql.jobs import JobQueue
 from migrations import HEAD, LOCATION
 
 LOCK_SECONDS: Final = 300.0
@@ -21,8 +22,8 @@ _LOCK: Final = 0x746F6F6C_6D696772
 """The advisory lock of Postgres: `toolmigr` in ASCII."""
 
 
-def upgrade(database: Database) -> None:
-    """Bring the schema to `HEAD`; a database that is there already costs one query.
+def upgrade(database: Database, jobs: JobQueue | None = None) -> None:
+    """Bring the schema to `HEAD`, and the tables of `jobs`; a database that is there already costs one query.
 
     The whole way is one transaction: a starter that dies half-way leaves the database as it was.
 
@@ -31,12 +32,14 @@ def upgrade(database: Database) -> None:
         OperationalError: another starter held the lock for `LOCK_SECONDS`.
     """
     with database.reader.connect() as connection:
-        if revision(connection) == HEAD:
+        if revision(connection) == HEAD and jobs is None:
             return
     engine = database.migrator()
     try:
         with _lock(database.file, engine), engine.begin() as connection:
             _upgrade(connection, revision(connection))
+            if jobs is not None:
+                jobs.prepare(driver_connection(connection))
     finally:
         engine.dispose()
 

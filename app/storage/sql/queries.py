@@ -42,7 +42,6 @@ from app.storage.base import (
     Made,
     OutputExtent,
     Page,
-    UnfinishedBatch,
 )
 from app.storage.sql import rows
 from app.storage.sql.schema import (
@@ -161,8 +160,15 @@ _STARTED: Final = (
     .scalar_subquery()
     .is_not(None)
 )
-_UNFINISHED: Final = (
-    select(batches.c.id, batches.c.workspace_id, _STARTED.label("started"))
+UNFINISHED: Final = (
+    select(
+        batches.c.id,
+        batches.c.workspace_id,
+        _STARTED.label("started"),
+        batches.c.process_id,
+        workspaces.c.node_id,
+    )
+    .join(workspaces, workspaces.c.id == batches.c.workspace_id)
     .where(literal_column(f"batches.{UNFINISHED_BATCH}"))
     .order_by(batches.c.id)
 )
@@ -175,6 +181,9 @@ _BATCH_END: Final = select(batches.c.finished_at).where(
 _SECRET: Final = select(secrets.c.value).where(secrets.c.name == bindparam("name"))
 _PING: Final = select(api_keys.c.id).limit(1)
 _KEYS: Final = select(api_keys).where(api_keys.c.revoked_at.is_(None)).order_by(api_keys.c.id)
+_REVOKED: Final = select(api_keys.c.id).where(
+    api_keys.c.id.in_(bindparam("ids", expanding=True)), api_keys.c.revoked_at.is_not(None)
+)
 
 
 # -- workspaces -------------------------------------------------------------------------------------------------------
@@ -199,8 +208,12 @@ def workspaces_page(connection: Connection, before: str | None, limit: int, owne
     return _page([rows.workspace(row) for row in found[:limit]], more=len(found) > limit)
 
 
-def workspaces_with_status(connection: Connection, status: WorkspaceStatus) -> list[Workspace]:
+def workspaces_with_status(
+    connection: Connection, status: WorkspaceStatus, node_id: str | None = None
+) -> list[Workspace]:
     statement = select(workspaces).where(workspaces.c.status == status.value)
+    if node_id is not None:
+        statement = statement.where(workspaces.c.node_id == node_id)
     if status in {WorkspaceStatus.ACTIVE, WorkspaceStatus.DELETING}:
         # Says nothing new to a reader; it leads the database to the index that has the open ones and no others.
         statement = statement.where(text(OPEN_WORKSPACE), workspaces.c.root > b"")
@@ -208,8 +221,10 @@ def workspaces_with_status(connection: Connection, status: WorkspaceStatus) -> l
     return sorted(found, key=lambda workspace: workspace.id)
 
 
-def expired_workspaces(connection: Connection, at: int, limit: int) -> list[Workspace]:
+def expired_workspaces(connection: Connection, at: int, limit: int, node_id: str | None) -> list[Workspace]:
     statement = select(workspaces).where(text(EXPIRES), workspaces.c.expires_at <= at)
+    if node_id is not None:
+        statement = statement.where(workspaces.c.node_id == node_id)
     found = connection.execute(statement.order_by(workspaces.c.expires_at).limit(limit))
     return [rows.workspace(row) for row in found]
 
@@ -236,13 +251,6 @@ def batches_page(
         statement = statement.where(batches.c.status == status.value)
     found = _newest(connection, statement, batches.c.id, before, limit)
     return _page([rows.batch(row) for row in found[:limit]], more=len(found) > limit)
-
-
-def unfinished_batches(connection: Connection, workspace_id: str | None) -> list[UnfinishedBatch]:
-    statement = _UNFINISHED
-    if workspace_id is not None:
-        statement = statement.where(batches.c.workspace_id == workspace_id)
-    return [UnfinishedBatch(row.id, row.workspace_id, bool(row.started)) for row in connection.execute(statement)]
 
 
 def batch_heads(connection: Connection, workspace_id: str, also: Collection[str], after: str | None) -> list[BatchHead]:
@@ -546,6 +554,10 @@ def secret(connection: Connection, name: str) -> bytes | None:
 
 def keys(connection: Connection) -> list[ApiKey]:
     return [rows.key(row) for row in connection.execute(_KEYS)]
+
+
+def revoked_keys(connection: Connection, key_ids: Sequence[str]) -> list[str]:
+    return list(connection.scalars(_REVOKED, {"ids": key_ids}))
 
 
 def keys_page(connection: Connection, before: str | None, limit: int) -> Page[ApiKey]:

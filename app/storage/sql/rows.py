@@ -61,6 +61,7 @@ def workspace_row(workspace: Workspace, idempotency: IdempotencyKey | None = Non
         None,
         None if idempotency is None else scoped_key(idempotency.value, workspace.owner),
         None if idempotency is None else idempotency.digest,
+        workspace.node_id,
     )
 
 
@@ -92,6 +93,7 @@ def workspace(row: Any) -> Workspace:
         created_at=row.created_at,
         last_used_at=row.last_used_at,
         expires_at=row.expires_at,
+        node_id=row.node_id,
     )
 
 
@@ -107,7 +109,7 @@ def _parsed_options(value: bytes) -> WorkspaceOptions:
 _common_options: Final = lru_cache(maxsize=256)(_parsed_options)
 
 
-def batch_row(batch: Batch, idempotency: IdempotencyKey | None = None) -> RowValues:
+def batch_row(batch: Batch, idempotency: IdempotencyKey | None = None, process_id: str | None = None) -> RowValues:
     summary = batch.summary
     return (
         batch.id,
@@ -138,6 +140,7 @@ def batch_row(batch: Batch, idempotency: IdempotencyKey | None = None) -> RowVal
         None if idempotency is None else scoped_key(idempotency.value, batch.owner, batch.workspace_id),
         None if idempotency is None else idempotency.digest,
         json_codec.dump(batch.metadata),
+        process_id,
     )
 
 

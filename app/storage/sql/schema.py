@@ -84,6 +84,8 @@ workspaces = Table(
     # The key behind its scope, as `rows.scoped_key` writes it; null, like the digest, when the request had none.
     Column("idempotency_key", _ascii),
     Column("request_digest", LargeBinary),
+    # Whose directory it is. Null only until the first start of a version that knows nodes.
+    Column("node_id", _ascii),
     sqlite_with_rowid=False,
 )
 Index("ix_workspaces_owner", workspaces.c.owner, workspaces.c.id)
@@ -151,6 +153,8 @@ batches = Table(
     Column("idempotency_key", _ascii),
     Column("request_digest", LargeBinary),
     Column("metadata", LargeBinary, nullable=False),
+    # Who runs it; null while it waits for a process of its workspace's node.
+    Column("process_id", _ascii),
     sqlite_with_rowid=False,
 )
 Index("ix_batches_workspace", batches.c.workspace_id, batches.c.id)
@@ -294,6 +298,31 @@ secrets = Table(
     Column("name", _ascii, primary_key=True),
     Column("value", LargeBinary, nullable=False),
     Column("created_at", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("id", _ascii, primary_key=True),
+    Column("created_at", BigInteger, nullable=False),
+    # Up to when temporary files of interrupted batches were removed.
+    Column("swept_at", BigInteger),
+    sqlite_with_rowid=False,
+)
+
+
+# Times are the database's, so that no two clocks are compared.
+processes = Table(
+    "processes",
+    metadata,
+    Column("id", _ascii, primary_key=True),
+    Column("node_id", _ascii),
+    Column("role", _ascii, nullable=False),
+    Column("url", _ascii),
+    Column("started_at", BigInteger, nullable=False),
+    Column("seen_at", BigInteger, nullable=False),
     sqlite_with_rowid=False,
 )
 

@@ -11,6 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from app.domain.audit import AuditEvent
 from app.domain.batch import Batch, BatchStatus
 from app.domain.events import OutputStream, StoredEvent
+from app.domain.node import Node, Process
 from app.domain.retention import Removal
 from app.domain.tool_call import CallRecord
 from app.domain.workspace import Workspace, WorkspaceStatus
@@ -25,15 +26,18 @@ from app.storage.base import (
     OperationalError,
     OutputExtent,
     Page,
+    Placement,
     StorageError,
     UnfinishedBatch,
+    Wish,
     Write,
     WriteOutcome,
 )
-from app.storage.sql import queries
+from app.storage.sql import membership, queries
 from app.storage.sql.driver_errors import translate
-from app.storage.sql.engine import open_database
+from app.storage.sql.engine import driver_connection, open_database
 from app.storage.sql.group import GroupWriter
+from app.storage.sql.jobs import JobQueue
 from app.storage.sql.migrate import upgrade
 
 P = ParamSpec("P")
@@ -45,17 +49,23 @@ FIRST_OUTPUT_ROWS: Final = 16
 class SqlStorage:
     """The records in one database: a URL, or the path of an SQLite file.
 
+    Args:
+        jobs: wakes the processes of other nodes; None when batches for them are refused. On Postgres only.
+        direct: the URL of the same database past a pooler of transactions, for changes of the schema.
+
     Raises:
         ConfigurationError: when the URL names neither SQLite nor Postgres.
     """
 
-    def __init__(self, database: str | Path) -> None:
+    def __init__(self, database: str | Path, *, jobs: JobQueue | None = None, direct: str | None = None) -> None:
         self._database = open_database(database)
-        self._groups = GroupWriter(self._database)
+        self._direct = self._database if direct is None else open_database(direct)
+        self._groups = GroupWriter(self._database, jobs)
+        self._jobs = jobs
 
     def migrate(self) -> None:
         try:
-            upgrade(self._database)
+            upgrade(self._direct, self._jobs)
         except (SQLAlchemyError, psycopg.Error) as error:
             raise translate(error, self._database.file) from error
 
@@ -63,8 +73,12 @@ class SqlStorage:
         self._read(queries.ping)
 
     def close(self) -> None:
-        self._database.reader.dispose()
-        self._database.writer.dispose()
+        for database in {self._database, self._direct}:
+            database.reader.dispose()
+            database.writer.dispose()
+
+    def tell_others(self, origin: str | None) -> None:
+        self._groups.origin = origin
 
     def apply(self, group: Sequence[Write]) -> list[WriteOutcome]:
         if not group:
@@ -98,11 +112,11 @@ class SqlStorage:
     def workspaces(self, *, before: str | None, limit: int, owner: str | None = None) -> Page[Workspace]:
         return self._read(queries.workspaces_page, before, limit, owner)
 
-    def workspaces_with_status(self, status: WorkspaceStatus) -> list[Workspace]:
-        return self._read(queries.workspaces_with_status, status)
+    def workspaces_with_status(self, status: WorkspaceStatus, *, node_id: str | None = None) -> list[Workspace]:
+        return self._read(queries.workspaces_with_status, status, node_id)
 
-    def expired_workspaces(self, at: int, *, limit: int) -> list[Workspace]:
-        return self._read(queries.expired_workspaces, at, limit)
+    def expired_workspaces(self, at: int, *, limit: int, node_id: str | None = None) -> list[Workspace]:
+        return self._read(queries.expired_workspaces, at, limit, node_id)
 
     def batch(self, batch_id: str, *, calls: bool = True, inline: int | None = None) -> Batch | None:
         return self._read(queries.batch, batch_id, with_calls=calls, inline=inline)
@@ -117,7 +131,55 @@ class SqlStorage:
         return self._read(queries.batch_heads, workspace_id, also, after)
 
     def unfinished_batches(self, workspace_id: str | None = None) -> list[UnfinishedBatch]:
-        return self._read(queries.unfinished_batches, workspace_id)
+        return self._read(membership.unfinished_batches, workspace_id)
+
+    def unfinished_batch(self, batch_id: str) -> UnfinishedBatch | None:
+        return self._read(membership.unfinished_batch, batch_id)
+
+    def lost_batches(self, *, stale: bool) -> list[UnfinishedBatch]:
+        return self._read(membership.lost_batches, stale)
+
+    def waiting_batches(self, node_id: str, *, limit: int) -> list[str]:
+        return self._read(membership.waiting_batches, node_id, limit)
+
+    def wishes(self, process_id: str) -> list[Wish]:
+        return self._read(membership.wishes, process_id)
+
+    def interrupted_workspaces(self, node_id: str, *, since: int) -> list[Workspace]:
+        return self._read(membership.interrupted_workspaces, node_id, since)
+
+    def placement(self, workspace_id: str, *, most: int) -> Placement | None:
+        return self._read(membership.placement, workspace_id, most)
+
+    def join(self, process: Process, *, dead: Collection[str] = (), adopt_all: bool = False) -> None:
+        self._write(membership.join, process, dead, adopt_all=adopt_all)
+
+    def beat(self, process: Process) -> list[Process]:
+        return self._write(membership.beat, process)
+
+    def leave(self, process_id: str) -> None:
+        self._write(membership.leave, process_id)
+
+    def processes(self) -> list[Process]:
+        return self._read(membership.known)
+
+    def living(self) -> list[Process]:
+        return self._read(membership.living)
+
+    def nodes(self) -> list[Node]:
+        return self._read(membership.known_nodes)
+
+    def swept_at(self, node_id: str) -> int | None:
+        return self._read(membership.swept_at, node_id)
+
+    def swept(self, node_id: str, at: int) -> None:
+        self._write(membership.swept, node_id, at)
+
+    def tidy(self) -> None:
+        """Remove the rows of processes that died and hold nothing, and their jobs."""
+        self._write(membership.forget_dead)
+        if self._jobs is not None:
+            self._write(_forget_jobs)
 
     def call(self, call_id: str) -> CallRecord | None:
         return self._read(queries.call, call_id)
@@ -173,8 +235,18 @@ class SqlStorage:
     def keys(self) -> list[ApiKey]:
         return self._read(queries.keys)
 
+    def revoked_keys(self, key_ids: Sequence[str]) -> list[str]:
+        return self._read(queries.revoked_keys, key_ids)
+
     def keys_page(self, *, before: str | None, limit: int) -> Page[ApiKey]:
         return self._read(queries.keys_page, before, limit)
+
+    def _write(self, change: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            with self._database.writer.begin() as connection:
+                return change(connection, *args, **kwargs)
+        except (SQLAlchemyError, psycopg.Error) as error:
+            raise translate(error, self._database.file) from error
 
     def _read(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -191,3 +263,7 @@ class SqlStorage:
                 return query(connection, *args, **kwargs)
         except (SQLAlchemyError, psycopg.Error) as error:
             raise translate(error, self._database.file) from error
+
+
+def _forget_jobs(connection: Connection) -> None:
+    JobQueue.forget_old(driver_connection(connection))
