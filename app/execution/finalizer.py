@@ -38,7 +38,13 @@ class Finalizer:
         batch = await self._reads.run_patiently(self._storage.batch, batch_id, calls=False)
         if batch is None or batch.status.terminal:
             return None
-        claim = ClaimBatch(batch_id, batch.epoch, self._process_id, only_waiting=only_waiting)
+        return await self.claim_as_seen(batch_id, batch.epoch, only_waiting=only_waiting)
+
+    async def claim_as_seen(
+        self, batch_id: str, epoch: int, last_seq: int | None = None, *, only_waiting: bool = False
+    ) -> Batch | None:
+        """Take a batch over unless somebody has since `epoch`, or stored an event after `last_seq`; then return None."""
+        claim = ClaimBatch(batch_id, epoch, self._process_id, only_waiting=only_waiting, last_seq=last_seq)
         if not isinstance(await self._records.write(claim), Applied):
             return None
         return await self._reads.run_patiently(self._storage.batch, batch_id)

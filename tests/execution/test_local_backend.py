@@ -22,10 +22,21 @@ from app.execution.recovery import Recovered, Recovery
 from app.execution.runner import BatchRunner
 from app.hooks.base import BeforeContext, Hook, HookChain
 from app.services.batches import BatchRequest, BatchService, CallRequest
-from app.storage.base import Applied, OperationalError, RequestCancel, SetWorkspaceStatus, UpdateWorkspace
+from app.storage.base import (
+    Applied,
+    OperationalError,
+    RequestCancel,
+    SetWorkspaceStatus,
+    Storage,
+    UpdateWorkspace,
+    Write,
+    WriteOutcome,
+)
 from app.tools.base import AgentTool
 from tests.support.calls import ScriptedTool, answer
 from tests.support.eventing import Records, frames, recording
+from tests.support.faulty_storage import FaultyStorage
+from tests.support.records import starts
 
 pytestmark = pytest.mark.anyio
 
@@ -321,6 +332,39 @@ async def test_after_a_crash_started_batches_are_interrupted_and_others_run(stor
         before.call_ended(started.calls[0].to_call(), stopped(AbortReason.CANCELLED, started=True))
         with pytest.raises(Exception, match="owner"):
             await before.started_durably()
+
+
+async def test_a_batch_whose_process_goes_on_after_it_was_thought_dead_is_not_run_again(storage):
+    gate = Gate()
+    faulty = FaultyStorage(storage)
+    async with recording(faulty) as records:
+        batch = await records.accept(await records.workspace(), [("gate", {"n": "1"})])
+
+        def goes_on_just_before(real: Storage, group: Sequence[Write]) -> list[WriteOutcome]:
+            assert real.apply([starts(batch)]) == [Applied()]
+            return real.apply(group)
+
+        async with serving(records, ScriptedTool("gate", gate.run)) as (backend, service, finalizer):
+            recovery = Recovery(
+                storage=records.storage,
+                reads=records.reads,
+                records=records.writer,
+                finalizer=finalizer,
+                backend=backend,
+                membership=records.membership,
+            )
+            faulty.faults.append(goes_on_just_before)
+            assert await recovery.recover() == Recovered()
+            assert await recovery.recover() == Recovered(finalized=1)
+            done = await service.get(batch.id, owner=None, wait=60)
+        assert done.status is BatchStatus.INTERRUPTED
+        assert gate.entered == []
+        assert [event.type.value for event in storage.events(batch.id, after=0)] == [
+            "batch_start",
+            "tool_execution_start",
+            "tool_execution_end",
+            "batch_end",
+        ]
 
 
 async def test_a_batch_ends_even_when_running_it_fails_by_a_bug(storage):

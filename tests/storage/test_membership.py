@@ -154,10 +154,12 @@ def test_only_one_of_two_claims_of_a_waiting_batch_holds_it(storage: SqlStorage,
     assert storage.apply([claims[1], claims[0]]) == [Refused("fenced"), Applied()]
     late = ClaimBatch(batch.id, 2, second.id, only_waiting=True)
     assert storage.apply([late]) == [Refused("fenced")]
-    assert storage.unfinished_batch(batch.id) == UnfinishedBatch(batch.id, workspace.id, False, first.id, NODE)
+    assert storage.unfinished_batch(batch.id) == UnfinishedBatch(batch.id, workspace.id, False, first.id, NODE, epoch=2)
     # Whoever knows that the holder is dead takes it all the same.
     assert storage.apply([replace(late, only_waiting=False)]) == [Applied()]
-    assert storage.unfinished_batch(batch.id) == UnfinishedBatch(batch.id, workspace.id, False, second.id, NODE)
+    assert storage.unfinished_batch(batch.id) == UnfinishedBatch(
+        batch.id, workspace.id, False, second.id, NODE, epoch=3
+    )
 
 
 def test_a_batch_given_back_waits_and_its_old_holder_writes_it_no_more(
@@ -165,13 +167,28 @@ def test_a_batch_given_back_waits_and_its_old_holder_writes_it_no_more(
 ) -> None:
     dead = make_process()
     batch = accept(storage, workspace, dead)
-    back = GiveBack(batch.id, 1, NODE)
+    back = GiveBack(batch.id, 1, 1, NODE)
     assert storage.apply([back]) == [Applied()]
     assert storage.apply([back]) == [Applied()]  # the reply was lost
     assert storage.waiting_batches(NODE, limit=10) == [batch.id]
     assert storage.apply([starts(batch)]) == [Refused("fenced")]
     assert storage.apply([starts(replace(batch, epoch=2))]) == [Applied()]
-    assert storage.apply([GiveBack(batch.id, 1, NODE)]) == [Refused("fenced")]
+    assert storage.apply([GiveBack(batch.id, 1, 1, NODE)]) == [Refused("fenced")]
+
+
+def test_a_batch_that_has_gone_on_since_it_was_judged_is_left_to_its_process(
+    storage: SqlStorage, workspace: Workspace
+) -> None:
+    silent, other = make_process(), make_process()
+    batch = accept(storage, workspace, silent)
+    seen = storage.unfinished_batch(batch.id)
+    assert seen == UnfinishedBatch(batch.id, workspace.id, False, silent.id, NODE, epoch=1, last_seq=1)
+    assert storage.apply([starts(batch)]) == [Applied()]
+    claim = ClaimBatch(batch.id, seen.epoch, other.id, last_seq=seen.last_seq)
+    assert storage.apply([claim, GiveBack(batch.id, seen.epoch, seen.last_seq, NODE)]) == [Refused("fenced")] * 2
+    seen = storage.unfinished_batch(batch.id)
+    assert seen == UnfinishedBatch(batch.id, workspace.id, True, silent.id, NODE, epoch=1, last_seq=2)
+    assert storage.apply([replace(claim, last_seq=seen.last_seq)]) == [Applied()]
 
 
 def test_wishes_are_those_about_what_a_process_holds_and_has_not_ended(

@@ -532,6 +532,8 @@ class _Plan:
             return FENCED
         if isinstance(write, ClaimBatch) and write.only_waiting and batch.process_id is not None:
             return FENCED
+        if write.last_seq not in (None, batch.last_seq):
+            return FENCED
         batch.epoch += 1
         batch.claim = write.token
         batch.changes["v_claim"] = write.token
