@@ -434,11 +434,13 @@ class _Search:
         self._signal.raise_if_aborted()
         if found.over:
             return found
-        # An endless file may use up ripgrep's memory before it is looked for.
-        if self._stalled or (running.result().signal is not None and await self._has_endless_rules()):
+        # An endless file of rules may use up ripgrep's memory before it is looked for.
+        outcome = running.result()
+        died = outcome.signal is not None and not outcome.timed_out
+        if self._stalled or (died and await self._has_endless_rules()):
             self._take_over_rules()
             return await self._pass(ripgrep, on_update, in_order=in_order)
-        self._judge(running.result(), found)
+        self._judge(outcome, found)
         return found
 
     async def _look_for_stall(self, stop: AbortSignal) -> None:

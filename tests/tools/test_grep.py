@@ -708,9 +708,17 @@ async def test_a_cancelled_caller_leaves_no_process_and_no_descriptor(bench: Too
 
 
 async def test_rules_without_an_end_do_not_take_the_memory_of_the_machine(bench: ToolBench) -> None:
+    bench.put({"a.txt": "x\n"})
     (bench.root / ".gitignore").symlink_to("/dev/zero")
-    bench.means["ripgrep"] = Ripgrep(bench.sandbox, memory_bytes=200_000_000)
-    assert (await bench.refusal("grep", {"pattern": "x"})).code is ErrorCode.LIMIT_EXCEEDED
+    bench.means["ripgrep"] = Ripgrep(bench.sandbox, memory_bytes=100_000_000)
+    assert paths(await bench.call("grep", {"pattern": "x"})) == ["a.txt"]
+
+
+async def test_a_line_longer_than_the_memory_of_a_search_fails_it(bench: ToolBench) -> None:
+    (bench.root / "a.txt").write_bytes(b"y" * 150_000_000)
+    bench.means["ripgrep"] = Ripgrep(bench.sandbox, memory_bytes=100_000_000)
+    refusal = await bench.refusal("grep", {"pattern": "x"})
+    assert (refusal.code, "a line too long" in refusal.message) == (ErrorCode.LIMIT_EXCEEDED, True)
 
 
 async def test_without_ripgrep_the_caller_is_told_how_to_get_it(
