@@ -43,7 +43,7 @@ class Finalizer:
     async def claim_as_seen(
         self, batch_id: str, epoch: int, last_seq: int | None = None, *, only_waiting: bool = False
     ) -> Batch | None:
-        """Take a batch over unless somebody has since `epoch`, or stored an event after `last_seq`; then return None."""
+        """Take a batch over unless somebody has since `epoch` or stored an event after `last_seq`; then return None."""
         claim = ClaimBatch(batch_id, epoch, self._process_id, only_waiting=only_waiting, last_seq=last_seq)
         if not isinstance(await self._records.write(claim), Applied):
             return None
