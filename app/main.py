@@ -598,9 +598,9 @@ def relocate_workspaces(settings: Settings, tell: Callable[[str], None], *, node
             return None
         return Standing(root, *found.identity)
 
-    url = settings.database_url
+    url = settings.direct_url
     try:
-        database = settings.data_dir / "toolcrib.db" if url is None else url.get_secret_value()
+        database = settings.data_dir / "toolcrib.db" if url is None else url
         done = relocate(database, find, here=here, node=node)
     except (StorageError, ConfigurationError, CopyRefused) as error:
         raise ConfigurationError(_sentence("nothing was changed", error)) from None

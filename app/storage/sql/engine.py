@@ -88,8 +88,10 @@ class Database(Protocol):
         ...
 
 
-def open_database(database: str | Path) -> Database:
+def open_database(database: str | Path, *, pooled: bool = False) -> Database:
     """Return the database of a URL, or of a path: an SQLite file. Nothing is connected yet.
+
+    `pooled`: behind the URL is a pooler, for which each transaction may be on another connection of the server.
 
     Raises:
         ConfigurationError: for a URL that is neither SQLite nor Postgres.
@@ -103,7 +105,7 @@ def open_database(database: str | Path) -> Database:
     if url.drivername in {"sqlite", "sqlite+pysqlite"} and url.database not in {None, "", ":memory:"}:
         return SqliteDatabase(Path(str(url.database)))
     if url.drivername in {"postgres", "postgresql", "postgresql+psycopg"}:
-        return PostgresDatabase(url.set(drivername="postgresql+psycopg"))
+        return PostgresDatabase(url.set(drivername="postgresql+psycopg"), pooled=pooled)
     raise ConfigurationError(
         f"the database URL begins with {url.drivername}://; Toolcrib keeps its records in postgresql:// or sqlite:///"
     )
@@ -174,8 +176,10 @@ class SqliteDatabase:
 class PostgresDatabase:
     """A server. Append-only rows go by COPY, which needs no answer per row."""
 
-    def __init__(self, url: URL) -> None:
+    def __init__(self, url: URL, *, pooled: bool = False) -> None:
         self._url = url
+        # A prepared statement is on the connection it was prepared on.
+        self._preparing = {"prepare_threshold": None} if pooled else {}
         self.writer = self._engine(
             {"statement_timeout": WRITE_TIMEOUT_MS, "lock_timeout": LOCK_TIMEOUT_MS},
             pool_size=1,
@@ -228,6 +232,7 @@ class PostgresDatabase:
                 "keepalives_interval": 2,
                 "keepalives_count": 3,
                 "tcp_user_timeout": 10_000,
+                **self._preparing,
             },
             **options,
         )

@@ -51,14 +51,15 @@ class SqlStorage:
 
     Args:
         jobs: wakes the processes of other nodes; None when batches for them are refused. On Postgres only.
-        direct: the URL of the same database past a pooler of transactions, for changes of the schema.
+        direct: the URL of the same database past a pooler of transactions, for changes of the schema; None when there
+            is no such pooler.
 
     Raises:
         ConfigurationError: when the URL names neither SQLite nor Postgres.
     """
 
     def __init__(self, database: str | Path, *, jobs: JobQueue | None = None, direct: str | None = None) -> None:
-        self._database = open_database(database)
+        self._database = open_database(database, pooled=direct is not None)
         self._direct = self._database if direct is None else open_database(direct)
         self._groups = GroupWriter(self._database, jobs)
         self._jobs = jobs
