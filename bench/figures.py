@@ -1,10 +1,7 @@
 """The figures: what is measured, against which floor, with which aim."""
 
-import base64
 import json
 import statistics
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,9 +10,11 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+from bench.distributed import distributed
 from bench.files import files
 from bench.http_client import encode_request
 from bench.large_file import large_file
+from bench.loading import Load, load
 from bench.records import DatabaseKind, records
 from bench.report import Figure
 from bench.sandbox import sandbox
@@ -67,16 +66,6 @@ QUICK = Scale(
     subscribers=20,
     stream_seconds=1,
 )
-
-
-@dataclass(frozen=True)
-class Load:
-    latencies_ms: list[float]
-    rate: float
-
-    @property
-    def p50(self) -> float:
-        return statistics.median(self.latencies_ms)
 
 
 def single_read(scale: Scale, data_dir: Path) -> Iterator[Figure]:
@@ -223,6 +212,7 @@ FIGURES: dict[str, Callable[[Scale, Path], Iterator[Figure]]] = {
     "slow-reader": lambda scale, data_dir: slow_reader(scale.output_bytes, data_dir),
     "records": lambda scale, data_dir: records(scale.records, scale.repeats, scale.databases, data_dir),
     "subscribers": lambda scale, data_dir: subscribers(scale.subscribers, scale.stream_seconds, data_dir),
+    "distributed": lambda scale, data_dir: distributed(scale.rounds, scale.seconds, scale.repeats, data_dir),
     "files": lambda scale, data_dir: files(2 * scale.output_bytes, data_dir),
 }
 
@@ -248,28 +238,6 @@ def in_turns(
             loads[name].append(load(server, request, expect, clients, scale.seconds))
         between()
     return loads
-
-
-def load(server: Server, request: bytes, expect: str, clients: int, seconds: float) -> Load:
-    spec = {
-        "port": server.port,
-        "request": base64.b64encode(request).decode(),
-        "clients": clients,
-        "seconds": seconds,
-        "expect": expect,
-    }
-    generator = subprocess.run(
-        [sys.executable, "-m", "bench.load"],
-        input=json.dumps(spec),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=seconds + 60,
-    )
-    answer = json.loads(generator.stdout)
-    if answer["failures"] or not answer["latenciesMs"]:
-        raise RuntimeError(f"{len(answer['failures'])} answers were wrong, such as {answer['failures'][:1]}")
-    return Load(answer["latenciesMs"], len(answer["latenciesMs"]) / answer["elapsed"])
 
 
 def p50(loads: list[Load]) -> float:

@@ -53,12 +53,13 @@ def toolcrib(
     sandbox: str = "auto",
     database_url: str | None = None,
     settings: Mapping[str, str] | None = None,
+    command: str = "serve",
 ) -> AbstractContextManager[Server]:
-    """Serve Toolcrib as a user would; `module` is run in place of `app` with the same arguments."""
+    """Run Toolcrib as a user would; `module` is run in place of `app` with the same arguments."""
     own = {"TOOLCRIB_API_KEY": API_KEY, "TOOLCRIB_DATA_DIR": str(data_dir), "TOOLCRIB_PORT": "0", **(settings or {})}
     if database_url is not None:
         own["TOOLCRIB_DATABASE_URL"] = database_url
-    return _serve([module, "serve"], {**own, "TOOLCRIB_SANDBOX": sandbox})
+    return _serve([module, command], {**own, "TOOLCRIB_SANDBOX": sandbox})
 
 
 def floor(data_dir: Path) -> AbstractContextManager[Server]:

@@ -18,6 +18,8 @@ from app.storage.base import Holder, Storage, StorageError
 _log = structlog.get_logger(__name__)
 
 SHORTEST_PAUSE_SECONDS: Final = 0.05
+RETRY_SECONDS: Final = 0.25
+"""After a heartbeat that failed: within the time that is left there are several more."""
 
 FindDead: TypeAlias = Callable[[Collection[str]], Collection[str]]
 
@@ -108,15 +110,17 @@ class Membership:
                 await asyncio.wait([beat], timeout=max(0.05, left) if left > 0 else HEARTBEAT_SECONDS)
                 if not beat.done():
                     self._look()
+            pause = HEARTBEAT_SECONDS
             try:
                 self._heard(began, beat.result())
             except StorageError as error:
-                _log.warning("heartbeat_failed", reason=str(error))
+                _log.warning("heartbeat_failed", reason=" ".join(str(error).split()))
                 self._look()
+                pause = RETRY_SECONDS
             else:
                 after_each()
             with suppress(TimeoutError):
-                async with asyncio.timeout(max(SHORTEST_PAUSE_SECONDS, began + HEARTBEAT_SECONDS - self._clock())):
+                async with asyncio.timeout(max(SHORTEST_PAUSE_SECONDS, began + pause - self._clock())):
                     await self._changed.wait()
             self._changed.clear()
 

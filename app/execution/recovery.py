@@ -15,7 +15,7 @@ from app.domain.workspace import WorkspaceStatus
 from app.execution.backends.base import Backend
 from app.execution.finalizer import Finalizer
 from app.execution.membership import Membership
-from app.storage.base import Applied, GiveBack, Storage, UnfinishedBatch
+from app.storage.base import Applied, GiveBack, Storage, UnfinishedBatch, WaitingBatch
 from app.storage.read_pool import ReadPool
 from app.storage.record_writer import RecordWriter
 
@@ -100,18 +100,20 @@ class Recovery:
             except Exception:  # noqa: BLE001 - a round that fails must not be the last one
                 _log.exception("recovery_failed")
 
-    async def take(self, batch_id: str) -> None:
+    async def take(self, waiting: WaitingBatch) -> None:
         """Run a batch that waits for a process of this node; nothing when another one was quicker."""
-        if batch_id in self._taking or not self._membership.current:
+        batch_id = waiting.batch_id
+        if batch_id in self._taking or self._backend.is_local(batch_id) or not self._membership.current:
             return
         self._taking.add(batch_id)
         try:
             await self._backend.room()
-            batch = await self._finalizer.claim(batch_id, only_waiting=True)
-            if batch is None:
+            claimed = await self._finalizer.claim_waiting(waiting)
+            if claimed is None:
                 return
+            batch, workspace = claimed
             if batch.cancel_requested_at is None:
-                self._backend.submit(batch)
+                self._backend.submit(batch, workspace)
             else:
                 await self._finalizer.finalize(batch, AbortReason.CANCELLED)
         finally:
@@ -122,10 +124,10 @@ class Recovery:
         node_id = self._membership.process.node_id
         if node_id is None:
             return
-        for batch_id in await self._reads.run(self._storage.waiting_batches, node_id, limit=TAKEN_AT_ONCE):
+        for waiting in await self._reads.run(self._storage.waiting_batches, node_id, limit=TAKEN_AT_ONCE):
             if not self._backend.has_room:
                 return
-            await self.take(batch_id)
+            await self.take(waiting)
 
     async def _obey(self) -> None:
         for wish in await self._reads.run(self._storage.wishes, self._membership.process.id):

@@ -43,6 +43,7 @@ from app.storage.base import (
     RequestCancel,
     Storage,
     SubmitBatch,
+    WaitingBatch,
     WriteOutcome,
 )
 from app.storage.read_pool import ReadPool
@@ -271,9 +272,9 @@ class BatchService:
         # A process that holds it hears of the wish. One that waits is ended here, as nothing of it runs anywhere.
         unfinished = await self._reads.run(self._storage.unfinished_batch, batch_id)
         if unfinished is not None and unfinished.process_id is None:
-            claimed = await self._finalizer.claim(batch_id, only_waiting=True)
+            claimed = await self._finalizer.claim_waiting(WaitingBatch(batch_id, unfinished.epoch))
             if claimed is not None:
-                await self._finalizer.finalize(claimed, AbortReason.CANCELLED)
+                await self._finalizer.finalize(claimed[0], AbortReason.CANCELLED)
 
     async def cancel_call(self, call_id: str, *, owner: str | None, by: Caller = SERVICE) -> CallRecord:
         """Ask for one call to be cancelled and return it as it is then.

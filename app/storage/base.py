@@ -454,6 +454,14 @@ class UnfinishedBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitingBatch:
+    """A batch that nobody holds; whoever claims it does so from this epoch."""
+
+    batch_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """Where the batches of a workspace run: its node, the processes of it that live, and how many batches wait there.
 
@@ -571,7 +579,7 @@ class Storage(Protocol):
         """Unfinished batches held by a process that nobody knows; with `stale`, or by one whose lease has run out."""
         ...
 
-    def waiting_batches(self, node_id: str, *, limit: int) -> list[str]:
+    def waiting_batches(self, node_id: str, *, limit: int) -> list[WaitingBatch]:
         """Batches of a node that nobody holds, the oldest first."""
         ...
 

@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
         "records",
         "slow-reader",
         "subscribers",
+        "distributed",
     ],
 )
 def test_a_bench_measures_beside_its_floor_and_leaves_nothing_behind(name: str, tmp_path: Path):

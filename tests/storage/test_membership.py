@@ -20,6 +20,7 @@ from app.storage.base import (
     Refused,
     RequestCancel,
     UnfinishedBatch,
+    WaitingBatch,
     Wish,
 )
 from app.storage.sql.storage import SqlStorage
@@ -139,7 +140,7 @@ def test_lost_are_the_batches_of_the_unknown_and_when_asked_of_the_silent(
 
     assert storage.lost_batches(stale=False) == [lost(unknown)]
     assert storage.lost_batches(stale=True) == [lost(silent), lost(unknown)]
-    assert storage.waiting_batches(NODE, limit=10) == [waiting.id]
+    assert storage.waiting_batches(NODE, limit=10) == [WaitingBatch(waiting.id, 1)]
     assert storage.waiting_batches(OTHER_NODE, limit=10) == []
     # One that holds something is kept, so that it stays told from one that never was.
     storage.tidy()
@@ -154,12 +155,10 @@ def test_only_one_of_two_claims_of_a_waiting_batch_holds_it(storage: SqlStorage,
     assert storage.apply([claims[1], claims[0]]) == [Refused("fenced"), Applied()]
     late = ClaimBatch(batch.id, 2, second.id, only_waiting=True)
     assert storage.apply([late]) == [Refused("fenced")]
-    assert storage.unfinished_batch(batch.id) == UnfinishedBatch(batch.id, workspace.id, False, first.id, NODE, epoch=2)
+    assert storage.unfinished_batch(batch.id) == UnfinishedBatch(batch.id, workspace.id, False, first.id, NODE, 2)
     # Whoever knows that the holder is dead takes it all the same.
     assert storage.apply([replace(late, only_waiting=False)]) == [Applied()]
-    assert storage.unfinished_batch(batch.id) == UnfinishedBatch(
-        batch.id, workspace.id, False, second.id, NODE, epoch=3
-    )
+    assert storage.unfinished_batch(batch.id) == UnfinishedBatch(batch.id, workspace.id, False, second.id, NODE, 3)
 
 
 def test_a_batch_given_back_waits_and_its_old_holder_writes_it_no_more(
@@ -170,7 +169,7 @@ def test_a_batch_given_back_waits_and_its_old_holder_writes_it_no_more(
     back = GiveBack(batch.id, 1, 1, NODE)
     assert storage.apply([back]) == [Applied()]
     assert storage.apply([back]) == [Applied()]  # the reply was lost
-    assert storage.waiting_batches(NODE, limit=10) == [batch.id]
+    assert storage.waiting_batches(NODE, limit=10) == [WaitingBatch(batch.id, 2)]
     assert storage.apply([starts(batch)]) == [Refused("fenced")]
     assert storage.apply([starts(replace(batch, epoch=2))]) == [Applied()]
     assert storage.apply([GiveBack(batch.id, 1, 1, NODE)]) == [Refused("fenced")]

@@ -87,7 +87,8 @@ class PostgresServer:
     It is gone when this process is, also after a SIGKILL. `directory`: where to make the temporary one.
     """
 
-    def __init__(self, programs: Path | None = None, *, directory: Path | None = None) -> None:
+    def __init__(self, programs: Path | None = None, *, directory: Path | None = None, durable: bool = False) -> None:
+        self._durable = durable
         if programs is None:
             found = installations()
             if not found:
@@ -154,12 +155,12 @@ class PostgresServer:
             "listen_addresses": "127.0.0.1",
             "port": self.port,
             "unix_socket_directories": "",
-            # A server that is thrown away need not survive a power cut.
-            "fsync": "off",
-            "full_page_writes": "off",
             "shared_buffers": "32MB",
-            "max_connections": 120,
+            "max_connections": 200,
         }
+        if not self._durable:
+            # A server that is thrown away need not survive a power cut.
+            settings |= {"fsync": "off", "full_page_writes": "off"}
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(

@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import structlog
 
 from app.execution.backends.local import LocalBackend
+from app.storage.base import WaitingBatch
 
 JOBS_AT_ONCE: Final = 8
 """How many jobs are being taken at a time: each is a claim, and no batch is waited for."""
@@ -17,10 +18,13 @@ LAST_PAUSE_SECONDS: Final = 2.0
 _log = structlog.get_logger(__name__)
 
 
+Take: TypeAlias = Callable[[WaitingBatch], Awaitable[None]]
+
+
 class Jobs(Protocol):
     """Where the jobs of a node come from."""
 
-    async def work(self, node_id: str, take: Callable[[str], Awaitable[None]], *, at_once: int) -> None:
+    async def work(self, node_id: str, take: Take, *, at_once: int) -> None:
         """Call `take` with the batch of each job, several at once, until cancelled.
 
         Raises:
@@ -34,7 +38,7 @@ class DistributedBackend(LocalBackend):
 
     _working: asyncio.Task[None] | None = None
 
-    def start(self, jobs: Jobs, node_id: str, take: Callable[[str], Awaitable[None]]) -> None:
+    def start(self, jobs: Jobs, node_id: str, take: Take) -> None:
         """Begin to take jobs; `take` claims the batch of one and submits it here."""
         self._working = asyncio.create_task(self._work(jobs, node_id, take), name="jobs")
 
@@ -51,12 +55,12 @@ class DistributedBackend(LocalBackend):
             with suppress(asyncio.CancelledError):
                 await working
 
-    async def _work(self, jobs: Jobs, node_id: str, take: Callable[[str], Awaitable[None]]) -> None:
-        async def take_one(batch_id: str) -> None:
+    async def _work(self, jobs: Jobs, node_id: str, take: Take) -> None:
+        async def take_one(batch: WaitingBatch) -> None:
             try:
-                await take(batch_id)
+                await take(batch)
             except Exception:  # noqa: BLE001 - the batch waits on, and is looked for in any case
-                _log.exception("job_failed", batch_id=batch_id)
+                _log.exception("job_failed", batch_id=batch.batch_id)
 
         pause = FIRST_PAUSE_SECONDS
         while True:

@@ -89,7 +89,12 @@ class LocalBackend:
         if batch.workspace_id not in self._queues:
             self._queues[batch.workspace_id] = deque()
             self._turns.append(batch.workspace_id)
-        self._queues[batch.workspace_id].append(job)
+        queue = self._queues[batch.workspace_id]
+        # Ids are in the order of acceptance; batches that others accepted come from several jobs at once.
+        place = len(queue)
+        while place and queue[place - 1].batch.id > batch.id:
+            place -= 1
+        queue.insert(place, job)
         self._take_up()
         if not job.running:
             job.workspace = None  # it may change while the batch waits

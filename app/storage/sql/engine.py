@@ -33,6 +33,7 @@ CONNECT_TIMEOUT_SECONDS: Final = 5
 READ_TIMEOUT_MS: Final = 30_000
 WRITE_TIMEOUT_MS: Final = 60_000
 LOCK_TIMEOUT_MS: Final = 10_000
+PULSE_TIMEOUT_MS: Final = 2_000
 READ_CONNECTIONS: Final = 8
 
 APPLICATION: Final = "toolcrib"
@@ -65,6 +66,11 @@ class Database(Protocol):
     @property
     def reader(self) -> Engine:
         """Connections that read, each transaction on one snapshot."""
+        ...
+
+    @property
+    def pulse(self) -> Engine:
+        """A connection that says that this process lives: on Postgres one of its own, which nothing else can take."""
         ...
 
     @property
@@ -130,6 +136,7 @@ class SqliteDatabase:
     def __init__(self, file: Path) -> None:
         self._file = file.absolute()
         self.writer = self._engine(begin="BEGIN IMMEDIATE", pragmas=("foreign_keys = ON", *_SQLITE_WRITER_PRAGMAS))
+        self.pulse = self.writer
         self.reader = self._engine(begin="BEGIN", pragmas=_SQLITE_READER_PRAGMAS)
         self._inserts = {
             table.name: str(insert(table).compile(dialect=self.writer.dialect)) for table in metadata.sorted_tables
@@ -182,6 +189,12 @@ class PostgresDatabase:
         self._preparing = {"prepare_threshold": None} if pooled else {}
         self.writer = self._engine(
             {"statement_timeout": WRITE_TIMEOUT_MS, "lock_timeout": LOCK_TIMEOUT_MS},
+            pool_size=1,
+            max_overflow=READ_CONNECTIONS,
+            isolation_level="READ COMMITTED",
+        )
+        self.pulse = self._engine(
+            {"statement_timeout": PULSE_TIMEOUT_MS, "lock_timeout": PULSE_TIMEOUT_MS},
             pool_size=1,
             max_overflow=READ_CONNECTIONS,
             isolation_level="READ COMMITTED",

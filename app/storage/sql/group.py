@@ -44,6 +44,7 @@ from app.storage.base import (
     SetWorkspaceStatus,
     SubmitBatch,
     UpdateWorkspace,
+    WaitingBatch,
     Write,
     WriteOutcome,
 )
@@ -275,6 +276,7 @@ class _Plan:
     def __init__(self, writer: GroupWriter, connection: Connection, group: Sequence[Write]) -> None:
         self._writer = writer
         self._connection = connection
+        self._on_postgres = connection.dialect.name == "postgresql"
         self._cursor = connection.connection.cursor()
         self._group = group
         self._new_workspaces: list[RowValues] = []
@@ -290,8 +292,8 @@ class _Plan:
         self._call_cancels: dict[str, int] = {}
         self._revocations: dict[str, int] = {}
         self._fenced: set[str] = set()
-        self._given_back: list[str] = []
-        self._jobs: dict[str, list[str]] = {}
+        self._given_back: set[str] = set()
+        self._jobs: dict[str, list[WaitingBatch]] = {}
         self._told: set[str] = set()
         self._read_rows()
 
@@ -341,7 +343,7 @@ class _Plan:
                     secret_names.add(write.name)
                 case RemoveWorkspace() | RemoveAudit() | GiveBackPages():
                     pass
-        if roots and self._connection.dialect.name == "postgresql":
+        if roots and self._on_postgres:
             self._connection.execute(select(func.pg_advisory_xact_lock(_ROOTS_LOCK)))
         find = self._writer
         self._workspaces = {
@@ -494,7 +496,7 @@ class _Plan:
         if holder is not None and (holder.node_id is None or holder.node_id != workspace.node_id):
             if self._writer.jobs is None or workspace.node_id is None:
                 return ELSEWHERE
-            self._jobs.setdefault(workspace.node_id, []).append(batch.id)
+            self._jobs.setdefault(workspace.node_id, []).append(WaitingBatch(batch.id, batch.epoch))
             holder = None
         _note_key(write, batch.id, self._made_batches)
         workspace.touched_at = max(workspace.touched_at, batch.created_at)
@@ -539,11 +541,12 @@ class _Plan:
         batch.changes["v_claim"] = write.token
         if isinstance(write, GiveBack):
             batch.process_id = None
-            self._given_back.append(batch.id)
+            self._given_back.add(batch.id)
             if self._writer.jobs is not None:
-                self._jobs.setdefault(write.node_id, []).append(batch.id)
+                self._jobs.setdefault(write.node_id, []).append(WaitingBatch(batch.id, batch.epoch))
         else:
             batch.process_id = batch.changes["v_process_id"] = write.process_id
+            self._given_back.discard(batch.id)
         batch.dirty = True
         self._fenced.discard(write.batch_id)
         return APPLIED
@@ -694,6 +697,10 @@ class _Plan:
 
         Only changes of workspaces that were there before come first, so that a root one of them gives up is free.
         """
+        if all(isinstance(write, ClaimBatch) for write in self._group) and self._on_postgres:
+            # Nothing of the batch has an effect before its start is on the disk, and what is written later gets there
+            # later: a claim that a crash of the server takes back takes everything back that was built on it.
+            self._cursor.execute("SET LOCAL synchronous_commit = off")
         self._write_workspaces(new=False)
         for table, new in (
             (workspaces, self._new_workspaces),
@@ -718,7 +725,7 @@ class _Plan:
         if self._jobs and self._writer.jobs is not None:
             self._writer.jobs.defer(driver_connection(self._connection), self._jobs)
         origin = self._writer.origin
-        if self._told and origin is not None and self._connection.dialect.name == "postgresql":
+        if self._told and origin is not None and self._on_postgres:
             self._cursor.execute("SELECT pg_notify(%s, %s)", (CHANNEL, payload(origin, self._told)))
 
     def _write_workspaces(self, *, new: bool) -> None:

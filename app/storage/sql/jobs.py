@@ -13,6 +13,7 @@ import psycopg
 from psycopg import sql
 
 from app.errors import ConfigurationError
+from app.storage.base import WaitingBatch
 from app.storage.sql.engine import plain_url
 
 TASK: Final = "toolcrib.run_batch"
@@ -51,11 +52,11 @@ class JobQueue:
         self._deferrer = procrastinate.App(connector=procrastinate.SyncPsycopgConnector())
         self._task = self._deferrer.task(name=TASK)(_never_run)
 
-    def defer(self, connection: psycopg.Connection, jobs: Mapping[str, Sequence[str]]) -> None:
+    def defer(self, connection: psycopg.Connection, jobs: Mapping[str, Sequence[WaitingBatch]]) -> None:
         """Store a job for each batch, by node, in the transaction of a connection."""
-        for node_id, batch_ids in jobs.items():
+        for node_id, waiting in jobs.items():
             self._task.configure(queue=queue_of(node_id), connection=connection).batch_defer(
-                *[dict[str, Any](batch_id=batch_id) for batch_id in batch_ids]
+                *[dict[str, Any](batch_id=batch.batch_id, epoch=batch.epoch) for batch in waiting]
             )
 
     def prepare(self, connection: psycopg.Connection) -> None:
@@ -89,7 +90,7 @@ class JobQueue:
         )
         return found.rowcount
 
-    async def work(self, node_id: str, take: Callable[[str], Awaitable[None]], *, at_once: int) -> None:
+    async def work(self, node_id: str, take: Callable[[WaitingBatch], Awaitable[None]], *, at_once: int) -> None:
         """Call `take` with the batch of each job of a node, several at once, until cancelled.
 
         Raises:
@@ -98,12 +99,16 @@ class JobQueue:
         engine = self._engine
         app = engine.App(
             connector=engine.PsycopgConnector(
-                conninfo=self._url, min_size=1, max_size=CONNECTIONS, kwargs={"application_name": "toolcrib jobs"}
+                conninfo=self._url,
+                min_size=1,
+                max_size=CONNECTIONS,
+                # A job that was taken and is there again after a crash of the server changes nothing.
+                kwargs={"application_name": "toolcrib jobs", "options": "-c synchronous_commit=off"},
             )
         )
 
-        async def run(batch_id: str) -> None:
-            await take(batch_id)
+        async def run(batch_id: str, epoch: int) -> None:
+            await take(WaitingBatch(batch_id, epoch))
 
         app.task(name=TASK)(run)
         async with app.open_async():
@@ -118,8 +123,8 @@ class JobQueue:
             )
 
 
-def _never_run(batch_id: str) -> None:
-    raise NotImplementedError(batch_id)
+def _never_run(batch_id: str, epoch: int) -> None:
+    raise NotImplementedError(batch_id, epoch)
 
 
 def _run(connection: psycopg.Connection, script: str) -> None:

@@ -24,7 +24,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from app.domain.batch import BatchStatus
 from app.domain.node import LEASE_SECONDS, Node, Process
 from app.domain.workspace import Workspace, WorkspaceStatus
-from app.storage.base import Placement, UnfinishedBatch, Wish
+from app.storage.base import Placement, UnfinishedBatch, WaitingBatch, Wish
 from app.storage.sql import rows
 from app.storage.sql.listener import CHANNEL, UNKNOWN, payload
 from app.storage.sql.queries import UNFINISHED
@@ -67,7 +67,7 @@ _HOLDER: Final = select(processes.c.id).where(processes.c.id == batches.c.proces
 _HELD_BY_NOBODY_KNOWN: Final = UNFINISHED.where(batches.c.process_id.is_not(None), ~_HOLDER.exists())
 _HELD_BY_THE_DEAD: Final = UNFINISHED.where(batches.c.process_id.is_not(None), ~_HOLDER.where(_LIVES).exists())
 _WAITING: Final = (
-    select(batches.c.id)
+    select(batches.c.id, batches.c.epoch)
     .join(workspaces, workspaces.c.id == batches.c.workspace_id)
     .where(_UNFINISHED_ROW, batches.c.process_id.is_(None), workspaces.c.node_id == bindparam("node_id"))
     .order_by(batches.c.id)
@@ -183,8 +183,9 @@ def unfinished_batches(connection: Connection, workspace_id: str | None) -> list
     return [_unfinished(row) for row in connection.execute(statement)]
 
 
-def waiting_batches(connection: Connection, node_id: str, limit: int) -> list[str]:
-    return [row.id for row in connection.execute(_WAITING, {"node_id": node_id, "most": limit})]
+def waiting_batches(connection: Connection, node_id: str, limit: int) -> list[WaitingBatch]:
+    found = connection.execute(_WAITING, {"node_id": node_id, "most": limit})
+    return [WaitingBatch(row.id, row.epoch) for row in found]
 
 
 def wishes(connection: Connection, process_id: str) -> list[Wish]:

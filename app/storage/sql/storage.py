@@ -29,6 +29,7 @@ from app.storage.base import (
     Placement,
     StorageError,
     UnfinishedBatch,
+    WaitingBatch,
     Wish,
     Write,
     WriteOutcome,
@@ -75,8 +76,8 @@ class SqlStorage:
 
     def close(self) -> None:
         for database in {self._database, self._direct}:
-            database.reader.dispose()
-            database.writer.dispose()
+            for engine in (database.reader, database.writer, database.pulse):
+                engine.dispose()
 
     def tell_others(self, origin: str | None) -> None:
         self._groups.origin = origin
@@ -140,7 +141,7 @@ class SqlStorage:
     def lost_batches(self, *, stale: bool) -> list[UnfinishedBatch]:
         return self._read(membership.lost_batches, stale)
 
-    def waiting_batches(self, node_id: str, *, limit: int) -> list[str]:
+    def waiting_batches(self, node_id: str, *, limit: int) -> list[WaitingBatch]:
         return self._read(membership.waiting_batches, node_id, limit)
 
     def wishes(self, process_id: str) -> list[Wish]:
@@ -244,7 +245,7 @@ class SqlStorage:
 
     def _write(self, change: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            with self._database.writer.begin() as connection:
+            with self._database.pulse.begin() as connection:
                 return change(connection, *args, **kwargs)
         except (SQLAlchemyError, psycopg.Error) as error:
             raise translate(error, self._database.file) from error
