@@ -190,6 +190,14 @@ def test_a_batch_that_has_gone_on_since_it_was_judged_is_left_to_its_process(
     assert storage.apply([replace(claim, last_seq=seen.last_seq)]) == [Applied()]
 
 
+def test_a_batch_given_back_and_claimed_in_one_group_is_held(storage: SqlStorage, workspace: Workspace) -> None:
+    dead, other = make_process(), make_process()
+    batch = accept(storage, workspace, dead)
+    assert storage.apply([GiveBack(batch.id, 1, 1, NODE), ClaimBatch(batch.id, 2, other.id)]) == [Applied()] * 2
+    assert storage.unfinished_batch(batch.id) == UnfinishedBatch(batch.id, workspace.id, False, other.id, NODE, 3)
+    assert storage.waiting_batches(NODE, limit=10) == []
+
+
 def test_wishes_are_those_about_what_a_process_holds_and_has_not_ended(
     storage: SqlStorage, workspace: Workspace
 ) -> None:

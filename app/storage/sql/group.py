@@ -546,7 +546,8 @@ class _Plan:
                 self._jobs.setdefault(write.node_id, []).append(WaitingBatch(batch.id, batch.epoch))
         else:
             batch.process_id = batch.changes["v_process_id"] = write.process_id
-            self._given_back.discard(batch.id)
+            if write.process_id is not None:
+                self._given_back.discard(batch.id)
         batch.dirty = True
         self._fenced.discard(write.batch_id)
         return APPLIED
