@@ -36,19 +36,24 @@ class Finalizer:
         batch = await self._reads.run_patiently(self._storage.batch, batch_id, calls=False)
         if batch is None or batch.status.terminal:
             return None
-        if not isinstance(await self._records.write(ClaimBatch(batch_id, batch.epoch, self._process_id)), Applied):
+        return await self.claim_as_seen(batch_id, batch.epoch)
+
+    async def claim_as_seen(self, batch_id: str, epoch: int, last_seq: int | None = None) -> Batch | None:
+        """Take a batch over unless somebody has since `epoch` or stored an event after `last_seq`; then return None."""
+        claim = ClaimBatch(batch_id, epoch, self._process_id, last_seq=last_seq)
+        if not isinstance(await self._records.write(claim), Applied):
             return None
-        return await self._reads.run_patiently(self._storage.batch, batch_id)
+        return _still_claimed(await self._reads.run_patiently(self._storage.batch, batch_id), claim)
 
     async def claim_waiting(self, waiting: WaitingBatch) -> tuple[Batch, Workspace] | None:
         """Take over a batch that waits and return it with its workspace; None when a process holds it by now."""
         claim = ClaimBatch(waiting.batch_id, waiting.epoch, self._process_id, only_waiting=True)
         if not isinstance(await self._records.write(claim), Applied):
             return None
-        return await self._reads.run_patiently(self._with_workspace, waiting.batch_id)
+        return await self._reads.run_patiently(self._with_workspace, claim)
 
-    def _with_workspace(self, batch_id: str) -> tuple[Batch, Workspace] | None:
-        batch = self._storage.batch(batch_id)
+    def _with_workspace(self, claim: ClaimBatch) -> tuple[Batch, Workspace] | None:
+        batch = _still_claimed(self._storage.batch(claim.batch_id), claim)
         workspace = None if batch is None else self._storage.workspace(batch.workspace_id)
         return None if batch is None or workspace is None else (batch, workspace)
 
@@ -74,6 +79,14 @@ class Finalizer:
             )
         except Fenced:
             _log.warning("batch_fenced", batch_id=batch.id)
+
+
+def _still_claimed(batch: Batch | None, claim: ClaimBatch) -> Batch | None:
+    """Return a batch as it was read after a claim; None when somebody has taken it over in between.
+
+    Whoever writes with the epoch that was read, and not with that of its claim, is not held up by the fence.
+    """
+    return None if batch is None or batch.epoch != claim.epoch + 1 else batch
 
 
 def _outcome(record: CallRecord, reason: AbortReason) -> Outcome:

@@ -15,7 +15,7 @@ from app.domain.workspace import WorkspaceStatus
 from app.execution.backends.base import Backend
 from app.execution.finalizer import Finalizer
 from app.execution.membership import Membership
-from app.storage.base import GiveBack, Storage, UnfinishedBatch, WaitingBatch
+from app.storage.base import Applied, GiveBack, Storage, UnfinishedBatch, WaitingBatch
 from app.storage.read_pool import ReadPool
 from app.storage.record_writer import RecordWriter
 
@@ -150,17 +150,20 @@ class Recovery:
         batch = await self._reads.run(self._storage.batch, lost.batch_id, calls=False)
         if batch is None or batch.status.terminal:
             return
+        # Its process may have been silent and not dead, and have stored the start of a call since; or another one may
+        # have taken it over. Then it is judged again in the next round.
         if lost.started or batch.cancel_requested_at is not None or not open_still:
-            claimed = await self._finalizer.claim(lost.batch_id)
+            claimed = await self._finalizer.claim_as_seen(lost.batch_id, lost.epoch, lost.last_seq)
             if claimed is not None:
                 reason = AbortReason.INTERRUPTED if lost.started else AbortReason.CANCELLED
                 await self._finalizer.finalize(claimed, reason)
                 recovered.finalized += 1
         elif mine:
-            claimed = await self._finalizer.claim(lost.batch_id)
+            claimed = await self._finalizer.claim_as_seen(lost.batch_id, lost.epoch, lost.last_seq)
             if claimed is not None:
                 self._backend.submit(claimed)
                 recovered.requeued += 1
         elif lost.node_id is not None:
-            await self._records.write(GiveBack(lost.batch_id, batch.epoch, lost.node_id))
-            recovered.requeued += 1
+            back = GiveBack(lost.batch_id, lost.epoch, lost.last_seq, lost.node_id)
+            if isinstance(await self._records.write(back), Applied):
+                recovered.requeued += 1

@@ -104,7 +104,7 @@ class BatchRunner:
 
     async def _end(self, batch: Batch) -> None:
         # A row could not be stored, or there is a bug here: the batch is still this process's and has to end.
-        claimed = await self._finalizer.claim(batch.id)
+        claimed = await self._finalizer.claim_as_seen(batch.id, batch.epoch)
         if claimed is not None:
             await self._finalizer.finalize(claimed, AbortReason.INTERRUPTED)
 

@@ -227,13 +227,14 @@ class ClaimBatch:
 
     `token` tells this claim from another one of the same epoch, so that a claim whose reply was lost is not taken for
     somebody else's, nor the other way round. Two claims never share one. From then on `process_id` holds the batch.
-    With `only_waiting` a batch that a process holds is `fenced` too.
+    With `only_waiting` a batch that a process holds is `fenced` too; with `last_seq`, one whose last event is another.
     """
 
     batch_id: str
     epoch: int
     process_id: str | None = None
     only_waiting: bool = False
+    last_seq: int | None = None
     token: str = field(default_factory=lambda: os.urandom(12).hex())
 
 
@@ -241,11 +242,13 @@ class ClaimBatch:
 class GiveBack:
     """Take a batch from a process that died before any call was taken up, and wake the node that is to run it.
 
-    `epoch` becomes `epoch + 1` and nobody holds the batch. Refused: as for ClaimBatch.
+    `epoch` becomes `epoch + 1` and nobody holds the batch. Refused: as for ClaimBatch. `last_seq` is the last event of
+    when no call had been taken up: one that was thought dead may have gone on.
     """
 
     batch_id: str
     epoch: int
+    last_seq: int
     node_id: str
     token: str = field(default_factory=lambda: os.urandom(12).hex())
 
@@ -436,7 +439,10 @@ class BatchEnd:
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedBatch:
-    """`started`: at least one call was taken up. `process_id` holds it; None while it waits for one of its node."""
+    """`started`: at least one call was taken up. `process_id` holds it; None while it waits for one of its node.
+
+    `epoch` and `last_seq` are those of the same moment: what was judged may be taken over by them alone.
+    """
 
     batch_id: str
     workspace_id: str
@@ -444,6 +450,7 @@ class UnfinishedBatch:
     process_id: str | None = None
     node_id: str | None = None
     epoch: int = 1
+    last_seq: int = 1
 
 
 @dataclass(frozen=True, slots=True)

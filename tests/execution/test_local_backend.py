@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,10 +23,23 @@ from app.execution.recovery import Recovered, Recovery
 from app.execution.runner import BatchRunner
 from app.hooks.base import BeforeContext, Hook, HookChain
 from app.services.batches import BatchRequest, BatchService, CallRequest
-from app.storage.base import Applied, OperationalError, RequestCancel, SetWorkspaceStatus, UpdateWorkspace
+from app.storage.base import (
+    Applied,
+    ClaimBatch,
+    GiveBack,
+    OperationalError,
+    RequestCancel,
+    SetWorkspaceStatus,
+    Storage,
+    UpdateWorkspace,
+    Write,
+    WriteOutcome,
+)
 from app.tools.base import AgentTool
 from tests.support.calls import ScriptedTool, answer
-from tests.support.eventing import Records, frames, recording
+from tests.support.eventing import EARLIER_PROCESS, NODE, Records, frames, recording
+from tests.support.faulty_storage import FaultyStorage
+from tests.support.records import starts
 
 pytestmark = pytest.mark.anyio
 
@@ -321,6 +335,71 @@ async def test_after_a_crash_started_batches_are_interrupted_and_others_run(stor
         before.call_ended(started.calls[0].to_call(), stopped(AbortReason.CANCELLED, started=True))
         with pytest.raises(Exception, match="owner"):
             await before.started_durably()
+
+
+async def test_a_batch_whose_process_goes_on_after_it_was_thought_dead_is_not_run_again(storage):
+    gate = Gate()
+    faulty = FaultyStorage(storage)
+    async with recording(faulty) as records:
+        batch = await records.accept(await records.workspace(), [("gate", {"n": "1"})])
+
+        def goes_on_just_before(real: Storage, group: Sequence[Write]) -> list[WriteOutcome]:
+            assert real.apply([starts(batch)]) == [Applied()]
+            return real.apply(group)
+
+        async with serving(records, ScriptedTool("gate", gate.run)) as (backend, service, finalizer):
+            recovery = Recovery(
+                storage=records.storage,
+                reads=records.reads,
+                records=records.writer,
+                finalizer=finalizer,
+                backend=backend,
+                membership=records.membership,
+            )
+            faulty.faults.append(goes_on_just_before)
+            assert await recovery.recover() == Recovered()
+            assert await recovery.recover() == Recovered(finalized=1)
+            done = await service.get(batch.id, owner=None, wait=60)
+        assert done.status is BatchStatus.INTERRUPTED
+        assert gate.entered == []
+        assert [event.type.value for event in storage.events(batch.id, after=0)] == [
+            "batch_start",
+            "tool_execution_start",
+            "tool_execution_end",
+            "batch_end",
+        ]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_batch_that_another_process_took_over_right_after_the_claim_is_left_to_it(storage, waits):
+    gate = Gate()
+    faulty = FaultyStorage(storage)
+    async with recording(faulty) as records:
+        batch = await records.accept(await records.workspace(), [("gate", {"n": "1"})])
+        if waits:
+            assert storage.apply([GiveBack(batch.id, 1, 1, NODE)]) == [Applied()]
+        epoch = 2 if waits else 1
+
+        def is_slow_to_tell(real: Storage, group: Sequence[Write]) -> list[WriteOutcome]:
+            outcomes = real.apply(group)
+            other = ClaimBatch(batch.id, epoch + 1, EARLIER_PROCESS)
+            assert real.apply([other, starts(replace(batch, epoch=epoch + 2))]) == [Applied(), Applied()]
+            return outcomes
+
+        async with serving(records, ScriptedTool("gate", gate.run)) as (backend, _, finalizer):
+            recovery = Recovery(
+                storage=records.storage,
+                reads=records.reads,
+                records=records.writer,
+                finalizer=finalizer,
+                backend=backend,
+                membership=records.membership,
+            )
+            faulty.faults.append(is_slow_to_tell)
+            assert await recovery.recover() == Recovered()
+            assert not backend.is_local(batch.id)
+        assert gate.entered == []
+        assert storage.last_seq(batch.id) == (2, BatchStatus.RUNNING)
 
 
 async def test_a_batch_ends_even_when_running_it_fails_by_a_bug(storage):

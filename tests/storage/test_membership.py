@@ -166,13 +166,36 @@ def test_a_batch_given_back_waits_and_its_old_holder_writes_it_no_more(
 ) -> None:
     dead = make_process()
     batch = accept(storage, workspace, dead)
-    back = GiveBack(batch.id, 1, NODE)
+    back = GiveBack(batch.id, 1, 1, NODE)
     assert storage.apply([back]) == [Applied()]
     assert storage.apply([back]) == [Applied()]  # the reply was lost
     assert storage.waiting_batches(NODE, limit=10) == [WaitingBatch(batch.id, 2)]
     assert storage.apply([starts(batch)]) == [Refused("fenced")]
     assert storage.apply([starts(replace(batch, epoch=2))]) == [Applied()]
-    assert storage.apply([GiveBack(batch.id, 1, NODE)]) == [Refused("fenced")]
+    assert storage.apply([GiveBack(batch.id, 1, 1, NODE)]) == [Refused("fenced")]
+
+
+def test_a_batch_that_has_gone_on_since_it_was_judged_is_left_to_its_process(
+    storage: SqlStorage, workspace: Workspace
+) -> None:
+    silent, other = make_process(), make_process()
+    batch = accept(storage, workspace, silent)
+    seen = storage.unfinished_batch(batch.id)
+    assert seen == UnfinishedBatch(batch.id, workspace.id, False, silent.id, NODE, epoch=1, last_seq=1)
+    assert storage.apply([starts(batch)]) == [Applied()]
+    claim = ClaimBatch(batch.id, seen.epoch, other.id, last_seq=seen.last_seq)
+    assert storage.apply([claim, GiveBack(batch.id, seen.epoch, seen.last_seq, NODE)]) == [Refused("fenced")] * 2
+    seen = storage.unfinished_batch(batch.id)
+    assert seen == UnfinishedBatch(batch.id, workspace.id, True, silent.id, NODE, epoch=1, last_seq=2)
+    assert storage.apply([replace(claim, last_seq=seen.last_seq)]) == [Applied()]
+
+
+def test_a_batch_given_back_and_claimed_in_one_group_is_held(storage: SqlStorage, workspace: Workspace) -> None:
+    dead, other = make_process(), make_process()
+    batch = accept(storage, workspace, dead)
+    assert storage.apply([GiveBack(batch.id, 1, 1, NODE), ClaimBatch(batch.id, 2, other.id)]) == [Applied()] * 2
+    assert storage.unfinished_batch(batch.id) == UnfinishedBatch(batch.id, workspace.id, False, other.id, NODE, 3)
+    assert storage.waiting_batches(NODE, limit=10) == []
 
 
 def test_wishes_are_those_about_what_a_process_holds_and_has_not_ended(

@@ -120,6 +120,15 @@ def check(server: ServerThread, ended: list[dict[str, Any]], running: str) -> No
         assert interrupted["status"] == "interrupted"
         assert [call["error"]["code"] for call in interrupted["calls"]] == ["interrupted"] * 2
         workspace = interrupted["workspaceId"]
+
+        def going_on() -> list[dict[str, Any]]:
+            listed = [
+                client.get(f"/v1/workspaces/{workspace}/batches?status={status}") for status in ("queued", "running")
+            ]
+            return [batch for answer in listed for batch in answer.json()["data"]]
+
+        # What had not begun when the backup was made runs now.
+        eventually(lambda: not going_on(), 30)
         cursor = ""
         successful = 0
         while cursor is not None:

@@ -82,7 +82,7 @@ def test_two_api_processes_and_two_workers_are_one_service(processes: Cluster) -
                 seen.append(event)
                 if any(part["text"] == "down\n" for part in event.data.get("delta", [])):
                     answer = other.post(f"/v1/batches/{batch}/cancel")
-                    assert answer.status_code == 202, answer.text
+                    assert answer.status_code in {200, 202}, answer.text  # 200: it has ended already
         assert [event.id for event in seen] == list(range(1, len(seen) + 1))
         assert (seen[-1].type, seen[-1].data["status"]) == ("batch_end", "cancelled")
         assert ended(other, batch)["calls"][0]["result"]["details"]["stdout"] == "up\ndown\n"

@@ -292,7 +292,7 @@ class _Plan:
         self._call_cancels: dict[str, int] = {}
         self._revocations: dict[str, int] = {}
         self._fenced: set[str] = set()
-        self._given_back: list[str] = []
+        self._given_back: set[str] = set()
         self._jobs: dict[str, list[WaitingBatch]] = {}
         self._told: set[str] = set()
         self._read_rows()
@@ -534,16 +534,20 @@ class _Plan:
             return FENCED
         if isinstance(write, ClaimBatch) and write.only_waiting and batch.process_id is not None:
             return FENCED
+        if write.last_seq not in (None, batch.last_seq):
+            return FENCED
         batch.epoch += 1
         batch.claim = write.token
         batch.changes["v_claim"] = write.token
         if isinstance(write, GiveBack):
             batch.process_id = None
-            self._given_back.append(batch.id)
+            self._given_back.add(batch.id)
             if self._writer.jobs is not None:
                 self._jobs.setdefault(write.node_id, []).append(WaitingBatch(batch.id, batch.epoch))
         else:
             batch.process_id = batch.changes["v_process_id"] = write.process_id
+            if write.process_id is not None:
+                self._given_back.discard(batch.id)
         batch.dirty = True
         self._fenced.discard(write.batch_id)
         return APPLIED

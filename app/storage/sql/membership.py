@@ -228,4 +228,6 @@ def _process(row: Any) -> Process:
 
 
 def _unfinished(row: Any) -> UnfinishedBatch:
-    return UnfinishedBatch(row.id, row.workspace_id, bool(row.started), row.process_id, row.node_id, row.epoch)
+    return UnfinishedBatch(
+        row.id, row.workspace_id, bool(row.started), row.process_id, row.node_id, row.epoch, row.last_seq
+    )

@@ -168,6 +168,7 @@ UNFINISHED: Final = (
         batches.c.process_id,
         workspaces.c.node_id,
         batches.c.epoch,
+        batches.c.last_seq,
     )
     .join(workspaces, workspaces.c.id == batches.c.workspace_id)
     .where(literal_column(f"batches.{UNFINISHED_BATCH}"))

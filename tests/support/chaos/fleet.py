@@ -37,9 +37,30 @@ class Topology:
     postgres: bool
 
 
+_DISTRIBUTED: Final = {"TOOLCRIB_BACKEND": "distributed"}
+
+
+def _api(name: str) -> Member:
+    return Member(name, {**_DISTRIBUTED, "TOOLCRIB_ROLE": "api"})
+
+
+def _worker(node: str) -> Member:
+    return Member(node, {**_DISTRIBUTED, "TOOLCRIB_ROLE": "worker"}, serves=False)
+
+
 TOPOLOGIES: Final = {
     "sqlite": Topology("one process on SQLite", (Member(),), postgres=False),
     "postgres": Topology("one process on Postgres", (Member(),), postgres=True),
+    "shared": Topology(
+        "three processes on one Postgres, two of them on one data directory",
+        (Member("one", _DISTRIBUTED), Member("one", _DISTRIBUTED), Member("two", _DISTRIBUTED)),
+        postgres=True,
+    ),
+    "apart": Topology(
+        "two API processes and two workers",
+        (_worker("one"), _worker("two"), _api("three"), _api("four")),
+        postgres=True,
+    ),
 }
 
 

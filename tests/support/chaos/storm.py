@@ -19,6 +19,8 @@ class Storm:
         self._fleet = fleet
         self._draw = draw
         self._tally = tally
+        # Longer than others wait for a sign of life, when there are others.
+        self._absence = 9.0 if len(fleet.processes) > 1 else 3.0
         self._blows: list[tuple[int, str, Callable[[], None]]] = [
             (6, "processes killed", self._kill),
             (1, "processes stopped", self._stop),
@@ -60,7 +62,7 @@ class Storm:
     def _pause(self) -> None:
         process = self._draw.choice(self._fleet.processes).process
         process.send_signal(signal.SIGSTOP)
-        time.sleep(self._draw.uniform(0.2, 3.0))
+        time.sleep(self._draw.uniform(0.2, self._absence))
         process.send_signal(signal.SIGCONT)
 
     def _kill_postgres(self) -> None:
@@ -77,7 +79,7 @@ class Storm:
 
     def _silence(self) -> None:
         with self._draw.choice(self._fleet.networks).silent():
-            time.sleep(self._draw.uniform(0.5, 4.0))
+            time.sleep(self._draw.uniform(0.5, self._absence))
 
     def _kill_all(self) -> None:
         for process in self._fleet.processes:

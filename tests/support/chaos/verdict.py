@@ -15,8 +15,10 @@ from app.sandbox.containment import TEMPORARY_PREFIX
 from tests.support.chaos.load import APPENDED, EDITED, FAILS_WITH, LINE_BYTES, MARKER, WRITTEN, Intent, Load
 
 SETTLE_SECONDS: Final = 60.0
-# What may become of a call in a storm; `no_space` and a command that fails come of full disks.
-_CODES: Final = {"interrupted", "cancelled", "skipped", "non_zero_exit", "no_space", "limit_exceeded"}
+REMAINS_SECONDS: Final = 5.0  # what sees that its service is gone goes, too
+# What may become of a call in a storm. `no_space` and commands that fail come of full disks; `sandbox_unavailable` is for
+# a command that was to be started by a service that ends.
+_CODES: Final = {"interrupted", "cancelled", "skipped", "non_zero_exit", "no_space", "sandbox_unavailable"}
 _FILES: Final = {"append": APPENDED, "append and fail": APPENDED, "edit": EDITED, "write": WRITTEN}
 
 
@@ -68,6 +70,15 @@ def problems_of_records(load: Load, client: httpx2.Client) -> list[str]:
 
 def problems_of_remains(name: str, directories: list[Path]) -> list[str]:
     """Return what a stopped service has left of its commands, whose text holds `name`, and of its data directories."""
+    until = time.monotonic() + REMAINS_SECONDS
+    while remains := _remains(name, directories):
+        if time.monotonic() > until:
+            break
+        time.sleep(0.1)
+    return remains
+
+
+def _remains(name: str, directories: list[Path]) -> list[str]:
     return [
         *(f"a process is left: {shown}" for shown in _processes([name, *map(str, directories)])),
         *(f"a lock is left: {line}" for line in _locks(directories)),
@@ -125,8 +136,9 @@ def _bounds(call: dict[str, Any], kind: str, *, started: bool) -> tuple[int, int
         return 0, 0
     if call["status"] == "succeeded" or call["result"]["details"].get("exitCode") == FAILS_WITH:
         return 1, 1
-    if kind in {"edit", "write"} and call["error"]["code"] in {"cancelled", "no_space"}:
-        return 0, 0  # refused at the point where it takes effect
+    code = call["error"]["code"]
+    if code == "sandbox_unavailable" or (kind in {"edit", "write"} and code in {"cancelled", "no_space"}):
+        return 0, 0  # not started, or refused at the point where it takes effect
     return 0, 1
 
 
