@@ -101,8 +101,6 @@ class Membership:
     async def keep(self, after_each: Callable[[], object] = lambda: None) -> None:
         """Say every 2 s that this process lives, until cancelled; `after_each` is called when it was heard."""
         while self._shared:
-            # This process itself may have slept.
-            self._look()
             began = self._clock()
             beat = asyncio.ensure_future(asyncio.to_thread(self._beat))
             while not beat.done():
