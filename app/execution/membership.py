@@ -82,6 +82,11 @@ class Membership:
         return self.alone or self._clock() - self._renewed_at < RENEWAL_SECONDS
 
     @property
+    def lease_age(self) -> float:
+        """Seconds since this process was last heard to live; 0 when nobody else may use the database."""
+        return self._clock() - self._renewed_at if self._shared else 0.0
+
+    @property
     def may_judge(self) -> bool:
         """Whether a process that has not been seen is dead: the others had as much time as this one to say they live.
 
