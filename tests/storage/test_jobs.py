@@ -11,12 +11,15 @@ import pytest
 from app.domain.batch import Batch
 from app.domain.ids import new_id
 from app.storage.base import Applied, ClaimBatch, CreateWorkspace, GiveBack, Holder, Refused, WaitingBatch
+from app.storage.record_writer import RecordWriter
 from app.storage.sql.jobs import JobQueue, queue_of
 from app.storage.sql.storage import SqlStorage
 from tests.support.records import make_batch, make_workspace, submit
+from tests.support.tcp_proxy import TcpProxy
 
 pytestmark = pytest.mark.anyio
 
+WAIT_SECONDS = 30.0
 NODE, OTHER_NODE = new_id("node"), new_id("node")
 API = Holder(new_id("proc"), None)
 
@@ -56,6 +59,38 @@ def test_a_batch_for_another_node_is_stored_with_a_job_once(storage: SqlStorage,
         (queue_of(NODE), first.id, 1, "todo"),
         (queue_of(OTHER_NODE), second.id, 1, "todo"),
     ]
+
+
+async def test_a_commit_whose_reply_is_cut_off_has_stored_batch_and_job_once(
+    storage: SqlStorage, postgres_url: str
+) -> None:
+    space = make_workspace(node_id=NODE)
+    storage.apply([CreateWorkspace(space)])
+    address, _, database = postgres_url.removeprefix("postgresql://").rpartition("/")
+    user, _, port = address.rpartition(":")
+    with TcpProxy(int(port)) as proxy:
+        cut = SqlStorage(f"postgresql://{user}:{proxy.port}/{database}", jobs=JobQueue(postgres_url))
+        writer = RecordWriter(cut)
+        writer.start()
+        batch, dead = make_batch(space.id), new_id("proc")
+        for write, taken in (
+            (replace(submit(batch), holder=API), False),
+            (ClaimBatch(batch.id, 1, dead), True),
+            (GiveBack(batch.id, 2, 1, NODE), True),
+        ):
+            proxy.cut_after(b"COMMIT\0")
+            outcome = await asyncio.wait_for(writer.write(write), WAIT_SECONDS)
+            assert proxy.cut.is_set()
+            assert isinstance(outcome, Applied)
+            assert outcome.taken is taken
+        await writer.close()
+        cut.close()
+    assert jobs(postgres_url) == [
+        (queue_of(NODE), batch.id, 1, "todo"),
+        (queue_of(NODE), batch.id, 3, "todo"),
+    ]
+    assert storage.waiting_batches(NODE, limit=10) == [WaitingBatch(batch.id, 3)]
+    assert [event.seq for event in storage.events(batch.id, after=0)] == [1]
 
 
 def test_a_group_that_fails_leaves_no_job(storage: SqlStorage, postgres_url: str) -> None:

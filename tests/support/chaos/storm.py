@@ -19,19 +19,20 @@ class Storm:
         self._fleet = fleet
         self._draw = draw
         self._tally = tally
-        # Longer than others wait for a sign of life, when there are others.
-        self._absence = 9.0 if len(fleet.processes) > 1 else 3.0
+        # Longer than others wait for a sign of life, when there are others: there it can be taken for dead.
+        several = len(fleet.processes) > 1
+        self._absence = 9.0 if several else 3.0
         self._blows: list[tuple[int, str, Callable[[], None]]] = [
             (6, "processes killed", self._kill),
             (1, "processes stopped", self._stop),
-            (1, "processes paused", self._pause),
+            (3 if several else 1, "processes paused", self._pause),
         ]
         if fleet.postgres is not None:
             self._blows += [
                 (3, "Postgres killed", self._kill_postgres),
                 (1, "all killed at once", self._kill_all),
                 (3, "answers to COMMIT lost", self._lose_commit),
-                (1, "ways to Postgres silent", self._silence),
+                (3 if several else 1, "ways to Postgres silent", self._silence),
             ]
         if fleet.disks:
             self._blows.append((2, "disks filled", self._fill))
