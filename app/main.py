@@ -452,6 +452,8 @@ async def running(
                 files_running=file_pool.running,
                 files_waiting=file_pool.waiting,
                 draining=readiness.draining,
+                processes_living=len(membership.living),
+                lease_age_seconds=membership.lease_age,
             )
 
         metrics.say(

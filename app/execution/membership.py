@@ -82,6 +82,11 @@ class Membership:
         return self.alone or self._clock() - self._renewed_at < RENEWAL_SECONDS
 
     @property
+    def lease_age(self) -> float:
+        """Seconds since this process was last heard to live; 0 when nobody else may use the database."""
+        return self._clock() - self._renewed_at if self._shared else 0.0
+
+    @property
     def may_judge(self) -> bool:
         """Whether a process that has not been seen is dead: the others had as much time as this one to say they live.
 
@@ -101,8 +106,6 @@ class Membership:
     async def keep(self, after_each: Callable[[], object] = lambda: None) -> None:
         """Say every 2 s that this process lives, until cancelled; `after_each` is called when it was heard."""
         while self._shared:
-            # This process itself may have slept.
-            self._look()
             began = self._clock()
             beat = asyncio.ensure_future(asyncio.to_thread(self._beat))
             while not beat.done():

@@ -61,6 +61,8 @@ class Usage:
     files_running: int
     files_waiting: int
     draining: bool
+    processes_living: int
+    lease_age_seconds: float
 
 
 _READ: Final[tuple[tuple[str, str, str], ...]] = (
@@ -78,6 +80,8 @@ _READ: Final[tuple[tuple[str, str, str], ...]] = (
     ("toolcrib_disk_full", "disk_full", "1 while the disk under the database is full."),
     ("toolcrib_file_jobs_running", "files_running", "File operations in a thread."),
     ("toolcrib_file_jobs_waiting", "files_waiting", "File operations that wait for a thread."),
+    ("toolcrib_processes", "processes_living", "Processes on the same database that lived when last looked."),
+    ("toolcrib_lease_age_seconds", "lease_age_seconds", "Since this process was last heard to live; 0 on SQLite."),
     ("toolcrib_draining", "draining", "1 from the signal to stop on."),
 )
 

@@ -90,6 +90,13 @@ def test_a_cursor_that_is_no_event_of_the_batch_is_400(
     assert_problem(client.get(path, params={"after": cursor}), "invalid_cursor")
 
 
+def test_a_parameter_that_is_no_number_is_told_also_when_the_header_wins(
+    client: httpx2.Client, ended: dict[str, Any]
+) -> None:
+    path = f"/v1/batches/{ended['id']}/events"
+    assert_problem(client.get(path, params={"after": "false"}, headers={"Last-Event-ID": "2"}), "invalid_cursor")
+
+
 def test_an_id_of_another_batch_tells_nothing_of_it(client: httpx2.Client, ended: dict[str, Any], batches: str) -> None:
     body = {"calls": [{"name": "read", "arguments": {"path": "task.txt"}}]}
     other = client.post(batches, json=body, params={"wait": "10"}).json()

@@ -63,6 +63,7 @@ class LocalBackend:
         self._running: dict[str, int] = {}
         self._tasks: set[asyncio.Task[Batch | None]] = set()
         self._places = 0
+        self._draining = False
         self._room = asyncio.Event()
         self._room.set()
 
@@ -102,7 +103,7 @@ class LocalBackend:
     @property
     def has_room(self) -> bool:
         # What waits here can run nowhere else, so no more than may run next is taken from where others can take it.
-        return self.queued < self.limit
+        return not self._draining and self.queued < self.limit
 
     async def room(self) -> None:
         while not self.has_room:
@@ -136,6 +137,7 @@ class LocalBackend:
         return job.ended.result() if job.ended.done() else None
 
     async def drain(self, grace: float) -> None:
+        self._draining = True
         if self._jobs and grace > 0:
             await asyncio.wait([job.ended for job in self._jobs.values()], timeout=grace)
         self.stop_all(AbortReason.INTERRUPTED)
