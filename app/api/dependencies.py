@@ -391,10 +391,14 @@ def event_cursor(request: Request, after: str | None) -> int:
     """Return the event id a stream goes on after: `Last-Event-ID`, else `?after=`; 0 is the start.
 
     Raises:
-        InvalidCursor: it is no number.
+        InvalidCursor: one of them is no number, also the one that is not used.
     """
     header = request.headers.get("last-event-id")
-    value = (after or "") if header is None else header.strip()
+    given = _cursor_number(after or "")
+    return given if header is None else _cursor_number(header.strip())
+
+
+def _cursor_number(value: str) -> int:
     if not value:
         return 0
     if not value.isascii() or not value.isdigit() or len(value) > 18:

@@ -119,6 +119,7 @@ def test_refusals_are_noted_at_a_bounded_rate(server: ServerThread, client: http
         for _ in range(20):
             assert_problem(reader.post("/v1/workspaces"), "forbidden")
             assert reader.get("/v1/keys").status_code == 403
+        for _ in range(4):  # each waits until the keys are read again
             assert_problem(stranger.get("/v1/workspaces?token=hunter2"), "unauthorized")
         assert reader.post(f"/v1/workspaces/{workspace['id']}/tools/bash").status_code == 403
     [by_admin, by_write] = eventually(

@@ -5,6 +5,7 @@ refused that fits and nothing taken that does not.
 """
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +115,10 @@ def ask(
             return
         if mode is schemathesis.GenerationMode.POSITIVE:
             # No schema says which directories and encodings there are, what the server grants commands and workspaces at
-            # most, nor which keys other requests had.
+            # most, which keys other requests had, nor that a file is no directory of another.
             if isinstance(case.body, dict):
+                if _in_each_other(case.body.get("files") or {}):
+                    return
                 case.body.pop("root", None)
                 options = case.body.get("options") or {}
                 options.pop("quotaBytes", None)
@@ -198,6 +201,12 @@ def _fits(operation: str, body: object) -> bool:
     content = OPERATIONS[operation].get("requestBody", {}).get("content", {})
     schema = content.get("application/json", {}).get("schema", {})
     return Draft202012Validator({**schema, "components": DOCUMENT["components"]}).is_valid(body)
+
+
+def _in_each_other(files: Collection[str]) -> bool:
+    """Whether one of some paths is a directory of another."""
+    names = [path.strip("/").split("/") for path in files]
+    return any(name != other and name == other[: len(name)] for name in names for other in names)
 
 
 def _can_be_said_in_json(body: object) -> bool:
