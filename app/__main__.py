@@ -322,7 +322,7 @@ async def _serve_until_stopped(
     # The lifespan is entered here and not by uvicorn, so that a refused start is one sentence and no traceback.
     async with app.router.lifespan_context(app):
         services: Services = app.state.services
-        token = await _first_key(settings, services)
+        token = await _first_key(services)
         server = Server(config, services, new_token=token, on_stop=_exit_in_time)
         async with serving_metrics(settings, services.metrics):
             await server.serve(sockets=[listener])
@@ -339,15 +339,10 @@ def _exit_in_time() -> None:
     timer.start()
 
 
-async def _first_key(settings: Settings, services: Services) -> str | None:
+async def _first_key(services: Services) -> str | None:
     """Make a key when there is none and return its token."""
     if await services.keys.any():
         return None
-    if not settings.loopback:
-        raise ConfigurationError(
-            f"there is no API key and {variable('host')} is {settings.host}, which others can reach: set "
-            f"{variable('api_key')}, or make one with `toolcrib key create`."
-        )
     _, token = await services.keys.create(KeyRequest("first start"), by=SERVICE)
     return token
 

@@ -407,6 +407,11 @@ async def running(
             records=records,
             environment_key=None if settings.api_key is None else settings.api_key.get_secret_value(),
         )
+        if not settings.loopback and not await keys.any():
+            raise ConfigurationError(
+                f"there is no API key and {variable('host')} is {settings.host}, which others can reach: set "
+                f"{variable('api_key')}, or make one with `toolcrib key create`."
+            )
         secret = await secret_of(storage, reads, records)
         rates, streams = _rates(settings), StreamSlots(settings.streams_per_key, settings.streams_per_batch)
         services = Services(
@@ -488,6 +493,9 @@ async def running(
         def keep(work: Coroutine[Any, Any, None], name: str) -> None:
             stack.push_async_callback(_cancel, asyncio.create_task(work, name=name))
 
+        if settings.direct_url is not None:
+            # From now on, as batches that are recovered run at once and what follows may take longer than a lease.
+            keep(membership.keep(recovery.wake), "heartbeat")
         await recovery.recover()
         if process.node_id is not None:
             await workspace_service.recover()
@@ -498,7 +506,6 @@ async def running(
             keep(Listener(settings.direct_url, process.id, woken).listen(), "listener")
             keep(recovery.keep(), "recovery")
             keep(recovery.keep_taking(), "taking")
-            keep(membership.keep(recovery.wake), "heartbeat")
         stack.push_async_callback(_end_batches, batch_service)
         if jobs is not None and process.node_id is not None:
             backend.start(jobs, process.node_id, recovery.take)
