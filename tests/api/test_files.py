@@ -1131,7 +1131,8 @@ def test_a_tree_of_what_is_no_directory(client: httpx2.Client, workspace: dict[s
         assert_problem(client.get(url, params={"path": path}), problem)
     for parameters in ({"depth": 0}, {"limit": 0}, {"limit": 5001}, {"path": "x" * 4096}, {"deep": 1}):
         assert_problem(client.get(url, params=parameters), "invalid_request")
-    for cursor in ("!", "Li4", "YQBi", "Lw", ""):
+    made = [base64.urlsafe_b64encode(b"after:" + path).decode().rstrip("=") for path in (b"", b"..", b"a\0b", b"/")]
+    for cursor in ("!", "", "null", "YWJj", *made):
         assert_problem(client.get(url, params={"cursor": cursor}), "invalid_cursor")
 
 

@@ -85,6 +85,7 @@ Globs = Annotated[
     ),
 ]
 
+_CURSOR: Final = b"after:"
 _TAG: Final = re.compile(r'\s*((?:W/)?"[^"\x00-\x20\x7f]*"|[^\s",]+)\s*(?:,|\Z)')
 
 
@@ -122,16 +123,18 @@ def _cursor(value: str | None) -> bytes | None:
     if value is None:
         return None
     try:
-        path = base64.b64decode(value + "=" * (-len(value) % 4), b"-_", validate=True)
+        data = base64.b64decode(value + "=" * (-len(value) % 4), b"-_", validate=True)
     except (binascii.Error, ValueError):
-        path = b""
+        data = b""
+    # A client that sends `null` for what was null is told so.
+    path = data.removeprefix(_CURSOR) if data.startswith(_CURSOR) else b""
     if not path or b"\0" in path or any(name in {b"", b".", b".."} for name in path.split(b"/")):
         raise InvalidCursor("cursor has to be the nextCursor of the page before, unchanged")
     return path
 
 
 def _next_cursor(last: bytes | None) -> str | None:
-    return None if last is None else base64.urlsafe_b64encode(last).decode().rstrip("=")
+    return None if last is None else base64.urlsafe_b64encode(_CURSOR + last).decode().rstrip("=")
 
 
 # -- the document -----------------------------------------------------------------------------------------------------
