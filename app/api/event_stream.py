@@ -139,6 +139,12 @@ class EventStream(EventSourceResponse):
             self._gone = True
             _log.info("slow_client_dropped", path=scope["path"], seconds=SEND_SECONDS)
             raise ClientDisconnect from None
+        except AppError as error:
+            # The database went away. A client that has the beginning asks for the rest later.
+            if not begun:
+                raise
+            _log.warning("answer_cut", path=scope["path"], code=error.code, detail=error.detail)
+            await self._send_with_timeout(send, {"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             # A generator that was never started runs no `finally` of its own, so this is the place for both.
             await self._frames.aclose()

@@ -11,6 +11,7 @@ import pytest
 from app.domain.abort import AbortSignal
 from app.sandbox.file_locks import FileLocks
 from tests.api.problems import assert_problem
+from tests.support.postgres import PostgresServer
 from tests.support.server import ServerThread, event_stream, eventually
 
 
@@ -60,6 +61,38 @@ def test_everything_is_still_there_after_a_restart(tmp_path: Path, settings: dic
             assert list(events) == seen
         output = client.get(f"/v1/calls/{batch['calls'][0]['id']}/output", params={"stream": "stderr"})
         assert output.content == b"two\n"
+
+
+def test_a_stream_ends_when_the_database_goes_away_and_goes_on_when_it_is_back(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = "echo up; until [ -e go ]; do sleep 0.02; done; echo down"
+    with (
+        PostgresServer() as database,
+        ServerThread(tmp_path / "data", database_url=database.url) as server,
+        ServerThread(tmp_path / "other", database_url=database.url) as elsewhere,
+        server.client() as client,
+        elsewhere.client() as follower,
+    ):
+        workspace = client.post("/v1/workspaces", json={}).json()
+        body = {"calls": [{"name": "bash", "arguments": {"command": command}}]}
+        batch = client.post(f"/v1/workspaces/{workspace['id']}/batches", json=body).json()
+        path = f"/v1/batches/{batch['id']}/events"
+        with event_stream(follower, "GET", path) as (_, events):
+            seen = [next(events) for _ in range(3)]
+            database.kill()
+            seen += list(events)
+        assert seen[-1].type == "tool_execution_update"
+        database.start()
+        (Path(workspace["root"]) / "go").touch()
+        eventually(lambda: follower.get("/readyz").status_code == 200, 20)
+        with event_stream(follower, "GET", path, headers={"Last-Event-ID": str(seen[-1].id)}) as (_, events):
+            seen += list(events)
+        assert [event.id for event in seen] == list(range(1, len(seen) + 1))
+        assert (seen[-1].type, seen[-1].data["status"]) == ("batch_end", "completed")
+    told = capfd.readouterr()
+    assert "answer_cut" in told.out
+    assert "unhandled_error" not in told.out + told.err
 
 
 def test_files_are_changed_under_locks_that_other_processes_take_too(tmp_path: Path, postgres_url: str) -> None:
