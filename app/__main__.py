@@ -18,14 +18,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app import __version__
 from app.api.dependencies import Services
-from app.domain.audit import SERVICE
-from app.domain.caller import OWNER, SCOPES
-from app.domain.caller import Scope as KeyScope
-from app.domain.clock import rfc3339
-from app.errors import ConfigurationError
-from app.main import (
+from app.commands import (
     copy_records,
-    create_app,
     create_key,
     every_key,
     list_nodes,
@@ -33,6 +27,12 @@ from app.main import (
     relocate_workspaces,
     revoke_key,
 )
+from app.domain.audit import SERVICE
+from app.domain.caller import OWNER, SCOPES
+from app.domain.caller import Scope as KeyScope
+from app.domain.clock import rfc3339
+from app.errors import ConfigurationError
+from app.main import create_app
 from app.sandbox.account import keep_others_out
 from app.services.keys import KeyRequest
 from app.settings import Settings, unknown_variables, variable

@@ -138,7 +138,7 @@ def test_a_key_is_made_and_shown_once(tmp_path: Path, capsys: Capture) -> None:
 def test_keys_are_listed_newest_first_without_their_tokens(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.main.KEYS_AT_ONCE", 1)
+    monkeypatch.setattr("app.commands.KEYS_AT_ONCE", 1)
     assert main(["key", "create", "--name", "Größe ✓\n", "--scopes", "read,exec", "--owner", "team-a"]) == 0
     assert main(["key", "create"]) == 0
     tokens = capsys.readouterr().out.split()

@@ -3,7 +3,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from app.main import create_key
+from app.commands import create_key
 from app.services.keys import KeyRequest
 from tests.api.problems import assert_problem
 from tests.support.server import KEY, ServerThread

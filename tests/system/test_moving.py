@@ -9,9 +9,9 @@ from typing import Any
 import httpx2
 import pytest
 
+from app.commands import copy_records, relocate_workspaces
 from app.domain.ids import new_id
 from app.errors import ConfigurationError
-from app.main import copy_records, relocate_workspaces
 from tests.support.server import ServerProcess, ServerThread, eventually
 
 # What the records hold that is no plain text: U+0000, bytes that are no UTF-8, more than one page of output.
