@@ -91,7 +91,7 @@ def test_unfinished_batches_say_whether_a_call_was_taken_up(storage: SqlStorage,
 
     expected = [
         UnfinishedBatch(queued.id, workspace.id, started=False),
-        UnfinishedBatch(begun.id, workspace.id, started=True),
+        UnfinishedBatch(begun.id, workspace.id, started=True, last_seq=2),
         UnfinishedBatch(elsewhere.id, other.id, started=False),
     ]
     assert storage.unfinished_batches() == expected

@@ -191,9 +191,9 @@ def test_a_user_that_cannot_be_stops_the_start(tmp_path: Path, name: str, said: 
 
 def test_an_ordinary_users_service_cannot_run_as_another(tmp_path: Path) -> None:
     script = (
-        "import os, sys; from app import main, settings; from app.errors import ConfigurationError\n"
+        "import os, sys; from app import groundwork, settings; from app.errors import ConfigurationError\n"
         f"os.setgroups([]); os.setresgid({NOBODY}, {NOBODY}, {NOBODY}); os.setresuid({NOBODY}, {NOBODY}, {NOBODY})\n"
-        "try: print(main._account(settings.Settings.load()))\n"
+        "try: print(groundwork.account_of_settings(settings.Settings.load()))\n"
         "except ConfigurationError as error: print(error)"
     )
 

@@ -122,7 +122,13 @@ def test_log_lines_carry_the_ids_of_request_and_batch_and_no_secret(lasting: Ser
         path = f"/v1/workspaces/{workspace['id']}/batches"
         body = {"calls": [{"name": "read", "arguments": {"path": "x"}}]}
         batch = client.post(path, json=body, params={"wait": "10"}, headers={"X-Request-ID": "trace-8"}).json()
-    lines = [json.loads(line) for line in lasting.log().splitlines()]
+
+    def written() -> list[dict[str, Any]]:
+        return [json.loads(line) for line in lasting.log().splitlines(keepends=True) if line.endswith("\n")]
+
+    # A request's line is written when its answer is on the way.
+    eventually(lambda: ("request", "trace-8") in [(one["message"], one.get("request_id")) for one in written()], 20)
+    lines = written()
     requests = {line["request_id"]: line for line in lines if line["message"] == "request"}
     assert requests["trace-7"]["path"] == "/v1/workspaces"
     assert (requests["trace-8"]["method"], requests["trace-8"]["path"], requests["trace-8"]["status"]) == (
