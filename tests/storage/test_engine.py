@@ -181,3 +181,12 @@ def test_two_processes_that_adopt_overlapping_roots_at_once_get_one_of_them(post
     other.close()
     assert len(outcomes) == 40
     assert outcomes.count(Applied()) == 20
+
+
+def test_reads_that_are_repeated_are_planned_once(postgres_storage: SqlStorage) -> None:
+    for _ in range(8):
+        postgres_storage.last_seq("batch_none")
+    # Nothing runs at the same time, so the pool has one connection.
+    with postgres_storage._database.reader.connect() as connection:
+        prepared = connection.scalars(text("SELECT statement FROM pg_prepared_statements")).all()
+    assert any("batches.last_seq" in statement for statement in prepared)

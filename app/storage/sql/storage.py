@@ -261,7 +261,8 @@ class SqlStorage:
 
     def _read_once(self, query: Callable[Concatenate[Connection, P], T], *args: Any, **kwargs: Any) -> T:
         try:
-            with self._database.reader.connect() as connection:
+            # Committed: with a rollback the driver forgets what it has counted and prepared, and every read is planned anew.
+            with self._database.reader.begin() as connection:
                 return query(connection, *args, **kwargs)
         except (SQLAlchemyError, psycopg.Error) as error:
             raise translate(error, self._database.file) from error
