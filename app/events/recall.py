@@ -4,10 +4,13 @@ from dataclasses import replace
 from typing import Final
 
 from app.domain.batch import Batch
+from app.domain.tool_call import CallRecord
 from app.storage.base import BatchChange, CallChange
 
 RECALL_MAX_BYTES: Final = 256 * 1024
 """How many bytes of arguments and results a batch that runs keeps here; beyond that its rows are read."""
+
+_CALL_FIELDS: Final = ("status", "started_at", "finished_at", "duration_ms", "result", "error", "hooks")
 
 
 class Recall:
@@ -19,37 +22,21 @@ class Recall:
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
-        self._calls = {
-            call.id: replace(
-                call,
-                arguments_bytes=len(call.arguments),
-                result_bytes=0 if call.result is None else len(call.result),
-            )
-            for call in batch.calls
-        }
-        self._bytes = sum(call.arguments_bytes + call.result_bytes for call in self._calls.values())
+        self._calls = {call.id: call for call in batch.calls}
+        # Put together when they are asked for: a call changes twice at least, and is shown once or never.
+        self._changes: dict[str, list[CallChange]] = {call.id: [] for call in batch.calls}
+        self._bytes = sum(len(call.arguments) + len(call.result or b"") for call in batch.calls)
         self._ended = False
         self._forget_when_large()
 
     def change_call(self, change: CallChange) -> None:
-        call = self._calls.get(change.call_id)
-        if call is None:
+        changes = self._changes.get(change.call_id)
+        if changes is None:
             return
-        result = change.result
-        if result is not None:
-            self._bytes += len(result) - call.result_bytes
-        self._calls[call.id] = replace(
-            call,
-            status=change.status,
-            started_at=call.started_at if change.started_at is None else change.started_at,
-            finished_at=call.finished_at if change.finished_at is None else change.finished_at,
-            duration_ms=call.duration_ms if change.duration_ms is None else change.duration_ms,
-            result=call.result if result is None else result,
-            result_bytes=call.result_bytes if result is None else len(result),
-            error=call.error if change.error is None else change.error,
-            hooks=call.hooks if change.hooks is None else change.hooks,
-        )
-        self._forget_when_large()
+        changes.append(change)
+        if change.result is not None:
+            self._bytes += len(change.result)
+            self._forget_when_large()
 
     def end(self, change: BatchChange, last_seq: int) -> None:
         """Take the change that ends the batch; `last_seq` is the number of its last event."""
@@ -72,8 +59,19 @@ class Recall:
         """The ended batch with its calls; None before its end, or when it is too large to be kept."""
         if not self._ended or (self._batch.calls and not self._calls):
             return None
-        return replace(self._batch, calls=tuple(self._calls.values()))
+        return replace(self._batch, calls=tuple(map(self._changed, self._calls.values())))
+
+    def _changed(self, call: CallRecord) -> CallRecord:
+        values = {
+            name: value
+            for change in self._changes[call.id]
+            for name in _CALL_FIELDS
+            if (value := getattr(change, name)) is not None
+        }
+        result = values.get("result", call.result)
+        return replace(call, **values, arguments_bytes=len(call.arguments), result_bytes=len(result or b""))
 
     def _forget_when_large(self) -> None:
         if self._bytes > RECALL_MAX_BYTES:
             self._calls.clear()
+            self._changes.clear()

@@ -261,7 +261,7 @@ class SqlStorage:
 
     def _read_once(self, query: Callable[Concatenate[Connection, P], T], *args: Any, **kwargs: Any) -> T:
         try:
-            # Committed: with a rollback the driver forgets what it has counted and prepared, and every read is planned anew.
+            # Committed: after a rollback the driver forgets what it has prepared, and each read would be planned anew.
             with self._database.reader.begin() as connection:
                 return query(connection, *args, **kwargs)
         except (SQLAlchemyError, psycopg.Error) as error:
