@@ -129,6 +129,10 @@ class PostgresServer:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def runs(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         """Start the server and return when it answers."""
         deadline = time.monotonic() + START_SECONDS

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from tests.support.postgres import PostgresServer
+from tests.support.postgres import PostgresServer, PostgresUnavailable
 from tests.support.server import KEY, ServerProcess, api_client
 from tests.support.tcp_proxy import TcpProxy
 
@@ -128,6 +128,18 @@ class Fleet:
                 time.sleep(0.2)
             else:
                 return
+
+    def start_postgres(self) -> None:
+        """Start Postgres if it does not run, again and again like the others: its port or its disk may be taken."""
+        assert self.postgres is not None
+        deadline = time.monotonic() + START_SECONDS
+        while not self.postgres.runs:
+            try:
+                self.postgres.start()
+            except PostgresUnavailable:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
 
     def ready(self) -> None:
         """Return when every process says that it is ready."""

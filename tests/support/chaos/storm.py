@@ -70,7 +70,7 @@ class Storm:
         assert self._fleet.postgres is not None
         self._fleet.postgres.kill()
         time.sleep(self._draw.uniform(0, 2.0))
-        self._fleet.postgres.start()
+        self._fleet.start_postgres()
 
     def _lose_commit(self) -> None:
         network = self._draw.choice(self._fleet.networks)
@@ -95,6 +95,8 @@ class Storm:
             time.sleep(self._draw.uniform(0.5, 2.0))
             if self._draw.random() < 0.3:
                 self._draw.choice(self._fleet.processes).process.kill()
+        if self._fleet.postgres is not None:
+            self._fleet.start_postgres()  # it gives up when it has no room to recover
         for process in self._fleet.processes:
             if process.process.poll() is not None:
                 self._fleet.start(process)
