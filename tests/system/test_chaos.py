@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-SECONDS = {"sqlite": 15, "apart": 30}
+SECONDS = {"sqlite": 15, "apart": 45}
 # Start, storm, recovery, and a look at everything there is.
 MOST_SECONDS = 200
 
