@@ -263,7 +263,9 @@ def _aborted(reason: AbortReason) -> _Ending:
         case AbortReason.TIMEOUT:
             return _Ending(ErrorCode.TIMEOUT, "Command stopped: the batch's timeoutMs ran out")
         case AbortReason.INTERRUPTED:
-            return _Ending(ErrorCode.INTERRUPTED, "Command interrupted: the service is stopping or has lost its database")
+            return _Ending(
+                ErrorCode.INTERRUPTED, "Command interrupted: the service is stopping or has lost its database"
+            )
 
 
 def _exit_code(outcome: CommandOutcome) -> int | None:

@@ -155,7 +155,11 @@ async def test_a_time_limit_that_is_none_is_refused(make: Make, limit: object) -
     [
         (AbortReason.CANCELLED, ErrorCode.CANCELLED, "Command cancelled"),
         (AbortReason.TIMEOUT, ErrorCode.TIMEOUT, "Command stopped: the batch's timeoutMs ran out"),
-        (AbortReason.INTERRUPTED, ErrorCode.INTERRUPTED, "Command interrupted: the service is stopping or has lost its database"),
+        (
+            AbortReason.INTERRUPTED,
+            ErrorCode.INTERRUPTED,
+            "Command interrupted: the service is stopping or has lost its database",
+        ),
     ],
 )
 async def test_an_abort_ends_the_command_and_keeps_the_output(
