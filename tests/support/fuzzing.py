@@ -119,8 +119,8 @@ def ask(
     def run(case: schemathesis.Case) -> None:
         if not _can_be_said_in_json(case.body) or len(quote(str(case.query))) > URL_MAX:
             return
-        if any(value in (None, [], {}) for value in (case.query or {}).values()):
-            return  # what is wrong about it does not get into the URL
+        if any(map(_vanishes, (case.query or {}).values())):
+            return
         if mode is schemathesis.GenerationMode.POSITIVE:
             # No schema says which directories and encodings there are, what the server grants commands and workspaces at
             # most, which keys other requests had, nor that a file is no directory of another.
@@ -211,6 +211,12 @@ def _fits(operation: str, body: object) -> bool:
     content = OPERATIONS[operation].get("requestBody", {}).get("content", {})
     schema = content.get("application/json", {}).get("schema", {})
     return Draft202012Validator({**schema, "components": DOCUMENT["components"]}).is_valid(body)
+
+
+def _vanishes(value: object) -> bool:
+    """Whether a value of a query does not get into the URL, and with it what was wrong about it."""
+    members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return value is None if members is None else all(map(_vanishes, members))
 
 
 def _in_each_other(files: Collection[str]) -> bool:
