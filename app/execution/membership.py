@@ -100,7 +100,7 @@ class Membership:
         Raises:
             StorageError: the database did not answer.
         """
-        await asyncio.to_thread(self._join)
+        self._know(await asyncio.to_thread(self._join))
         self._renewed_at = self._unbroken_since = self._clock()
 
     async def keep(self, after_each: Callable[[], object] = lambda: None) -> None:
@@ -138,11 +138,12 @@ class Membership:
         except StorageError as error:
             _log.warning("leave_failed", reason=str(error))
 
-    def _join(self) -> None:
+    def _join(self) -> Collection[Process]:
         known = self._storage.processes()
         dead = self._dead(known) if self._shared else [one.id for one in known]
         # The workspaces of an SQLite database are those of its data directory, whatever became of the node's name.
         self._storage.join(self.process, dead=dead, adopt_all=not self._shared)
+        return self._storage.living() if self._shared else [self.process]
 
     def _beat(self) -> Collection[Process]:
         living = self._storage.beat(self.process)
@@ -167,6 +168,9 @@ class Membership:
             self._unbroken_since = began
         self._renewed_at = began
         self._lapsed = False
+        self._know(living)
+
+    def _know(self, living: Collection[Process]) -> None:
         self.living = tuple(living)
         self._storage.tell_others(None if self.alone else self.process.id)
 

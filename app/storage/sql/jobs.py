@@ -7,7 +7,7 @@ that is lost, late or taken twice costs time and changes nothing. So none of the
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg import sql
@@ -15,6 +15,9 @@ from psycopg import sql
 from app.errors import ConfigurationError
 from app.storage.base import WaitingBatch
 from app.storage.sql.engine import plain_url
+
+if TYPE_CHECKING:
+    from psycopg_pool import AsyncConnectionPool
 
 TASK: Final = "toolcrib.run_batch"
 POLL_SECONDS: Final = 2.0
@@ -42,11 +45,13 @@ class JobQueue:
     def __init__(self, url: str) -> None:
         try:
             import procrastinate
+            import psycopg_pool
         except ImportError:
             raise ConfigurationError(
                 "jobs for other nodes need procrastinate, which is not installed: install toolcrib[distributed]"
             ) from None
         self._engine = procrastinate
+        self._pool = psycopg_pool.AsyncConnectionPool
         self._url = plain_url(url)
         # Never opened: it only builds the statement that stores jobs, on a connection of the records.
         self._deferrer = procrastinate.App(connector=procrastinate.SyncPsycopgConnector())
@@ -90,6 +95,10 @@ class JobQueue:
         )
         return found.rowcount
 
+    def _unchecked_pool(self, **options: Any) -> "AsyncConnectionPool[Any]":
+        # The engine asks the server before each use whether it is still there: a round trip for every one that counts.
+        return self._pool(**{**options, "check": None})
+
     async def work(self, node_id: str, take: Callable[[WaitingBatch], Awaitable[None]], *, at_once: int) -> None:
         """Call `take` with the batch of each job of a node, several at once, until cancelled.
 
@@ -102,6 +111,8 @@ class JobQueue:
                 conninfo=self._url,
                 min_size=1,
                 max_size=CONNECTIONS,
+                pool_factory=self._unchecked_pool,
+                configure=_commit_each,
                 # A job that was taken and is there again after a crash of the server changes nothing.
                 kwargs={"application_name": "toolcrib jobs", "options": "-c synchronous_commit=off"},
             )
@@ -121,6 +132,11 @@ class JobQueue:
                 install_signal_handlers=False,
                 shutdown_graceful_timeout=0,
             )
+
+
+async def _commit_each(connection: psycopg.AsyncConnection) -> None:
+    # Each of the engine's queries is one statement, so a transaction around it is two round trips for nothing.
+    await connection.set_autocommit(True)
 
 
 def _never_run(batch_id: str, epoch: int) -> None:
