@@ -50,6 +50,8 @@ from app.storage.read_pool import ReadPool
 from app.storage.record_writer import RecordWriter
 
 EXPORT_PAGE: Final = 100
+PLACED_SECONDS: Final = 0.5
+PLACED_MAX: Final = 1024
 
 INLINE_BYTES: Final = 4 * 1024 * 1024
 """How many bytes of arguments and results an answer with several calls carries; the rest has its own URL."""
@@ -107,6 +109,7 @@ class BatchService:
         self._finalizer = finalizer
         self._membership = membership
         self._admission = admission or Admission()
+        self._placed: dict[str, float] = {}
         self.draining = False
 
     async def attach(self, workspace_id: str, idempotency: IdempotencyKey, *, owner: str) -> Batch | None:
@@ -201,8 +204,14 @@ class BatchService:
         return Submitted(batch, attached=False)
 
     async def _require_place(self, workspace_id: str) -> None:
-        """Look whether a process of the workspace's node lives and has room, as far as rows can tell."""
+        """Look whether a process of the workspace's node lives and has room, as far as rows can tell.
+
+        What was looked at a moment ago, and was far from full, is not looked at again.
+        """
         admission = self._admission
+        now = asyncio.get_running_loop().time()
+        if now - self._placed.get(workspace_id, -PLACED_SECONDS) < PLACED_SECONDS:
+            return
         most = max(admission.batches, admission.per_workspace)
         placement = await self._reads.run(self._storage.placement, workspace_id, most=most)
         if placement is None:
@@ -219,6 +228,10 @@ class BatchService:
                 f"{placement.waiting} batches wait for the node of the workspace, which is as many as may; send this "
                 "one again in a while"
             )
+        if placement.unfinished < admission.per_workspace // 2 and placement.waiting < admission.batches // 2:
+            if len(self._placed) >= PLACED_MAX:
+                self._placed.clear()
+            self._placed[workspace_id] = now
 
     async def get(self, batch_id: str, *, owner: str | None, wait: float = 0) -> Batch:
         """Return a batch with its calls, after waiting up to `wait` seconds for it to end.
