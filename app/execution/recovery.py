@@ -56,6 +56,7 @@ class Recovery:
         self._wake = asyncio.Event()
         self._waiting = asyncio.Event()
         self._taking: set[str] = set()
+        self._astray: set[str] = set()
 
     async def recover(self) -> Recovered:
         """Take over what processes left that are known to have ended, before this one is ready."""
@@ -94,6 +95,7 @@ class Recovery:
             try:
                 await self._obey()
                 await self._sweep(stale=self._membership.may_judge)
+                await self._look_for_astray()
                 if self._membership.may_judge and self._membership.leads:
                     await self._reads.run(self._storage.tidy)
                 self.batches_may_wait()
@@ -142,6 +144,24 @@ class Recovery:
         if recovered.finalized or recovered.requeued:
             _log.info("recovered", finalized=recovered.finalized, requeued=recovered.requeued)
         return recovered
+
+    async def _look_for_astray(self) -> None:
+        """Settle batches that this process holds by their rows and does not run.
+
+        One that was accepted or claimed a moment ago may be on its way, so it has to be found so twice.
+        """
+        held = await self._reads.run(self._storage.held_batches, self._membership.process.id)
+        astray = {
+            one.batch_id: one
+            for one in held
+            if not self._backend.is_local(one.batch_id) and one.batch_id not in self._taking
+        }
+        recovered = Recovered()
+        for batch_id in astray.keys() & self._astray:
+            await self._settle(astray[batch_id], recovered)
+        if recovered.finalized or recovered.requeued:
+            _log.warning("batches_astray", finalized=recovered.finalized, requeued=recovered.requeued)
+        self._astray = set(astray)
 
     async def _settle(self, lost: UnfinishedBatch, recovered: Recovered) -> None:
         workspace = await self._reads.run(self._storage.workspace, lost.workspace_id)

@@ -579,6 +579,10 @@ class Storage(Protocol):
         """Unfinished batches held by a process that nobody knows; with `stale`, or by one whose lease has run out."""
         ...
 
+    def held_batches(self, process_id: str) -> list[UnfinishedBatch]:
+        """Unfinished batches that a process holds."""
+        ...
+
     def waiting_batches(self, node_id: str, *, limit: int) -> list[WaitingBatch]:
         """Batches of a node that nobody holds, the oldest first."""
         ...

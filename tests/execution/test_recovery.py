@@ -15,7 +15,7 @@ from app.domain.node import Process
 from app.domain.tool_call import ToolResult
 from app.domain.workspace import WorkspaceStatus
 from app.events.batch_writer import BatchWriter
-from app.execution.backends.local import LocalBackend
+from app.execution.backends.distributed import DistributedBackend, Take
 from app.execution.finalizer import Finalizer
 from app.execution.membership import Membership
 from app.execution.recovery import Recovered, Recovery
@@ -43,7 +43,7 @@ class Survivor:
 
         process = Process(new_id("proc"), node_id, "all", None)
         finalizer = Finalizer(records.storage, records.reads, records.writer, process_id=process.id)
-        self.backend = LocalBackend(
+        self.backend = DistributedBackend(
             BatchRunner(
                 storage=records.storage,
                 reads=records.reads,
@@ -169,3 +169,52 @@ async def test_a_process_that_drains_leaves_what_waits_to_the_others(storage):
             await other.recovery.recover()
             assert await status(records, made) == [BatchStatus.COMPLETED]
         assert (ending.ran, other.ran) == ([], ["0"])
+
+
+async def test_a_batch_that_is_held_and_not_run_is_settled_when_it_is_found_so_twice(storage):
+    async with recording(storage) as records:
+        space = await records.workspace()
+        async with survivor(records) as own:
+            # As a claim leaves it whose taker was called off: the rows say that this process has it.
+            held = Holder(own.membership.process.id, NODE)
+            waiting, begun = (batch([("note", {"n": str(n)})], space.id) for n in range(2))
+            for item in (waiting, begun):
+                await records.writer.write(replace(submit(item), holder=held))
+            await start(records, begun)
+            keeping = asyncio.create_task(own.recovery.keep())
+            own.recovery.wake()
+            async with asyncio.timeout(60):
+                while True:
+                    await asyncio.sleep(0.005)
+                    if own.recovery._astray == {waiting.id, begun.id}:
+                        break
+            assert own.ran == []
+            own.recovery.wake()
+            assert await status(records, waiting, begun) == [BatchStatus.COMPLETED, BatchStatus.INTERRUPTED]
+            assert own.ran == ["0"]
+            keeping.cancel()
+            await asyncio.wait([keeping])
+
+
+async def test_a_job_that_is_called_off_in_the_middle_of_its_claim_is_run_all_the_same(storage):
+    async with recording(storage) as records:
+        space = await records.workspace()
+        made = batch([("note", {"n": "0"})], space.id)
+        await records.writer.write(submit(made))
+        async with survivor(records) as own:
+            begun = asyncio.Event()
+
+            class Jobs:
+                async def work(self, node_id: str, take: Take, *, at_once: int) -> None:
+                    job = asyncio.create_task(take(WaitingBatch(made.id, 1)))
+                    await asyncio.sleep(0)
+                    job.cancel()
+                    await asyncio.wait([job])
+                    begun.set()
+                    await asyncio.Event().wait()
+
+            own.backend.start(Jobs(), NODE, own.recovery.take)
+            await begun.wait()
+            assert await status(records, made) == [BatchStatus.COMPLETED]
+            await own.backend.stop_taking()
+        assert own.ran == ["0"]

@@ -12,6 +12,8 @@ from app.storage.base import WaitingBatch
 
 JOBS_AT_ONCE: Final = 8
 """How many jobs are being taken at a time: each is a claim, and no batch is waited for."""
+TAKEN_SECONDS: Final = 1.0
+"""How long a process that drains waits for claims that are on their way."""
 FIRST_PAUSE_SECONDS: Final = 0.1
 LAST_PAUSE_SECONDS: Final = 2.0
 
@@ -37,9 +39,11 @@ class DistributedBackend(LocalBackend):
     """A local backend that takes jobs of its node until it drains."""
 
     _working: asyncio.Task[None] | None = None
+    _takes: set[asyncio.Task[None]]
 
     def start(self, jobs: Jobs, node_id: str, take: Take) -> None:
         """Begin to take jobs; `take` claims the batch of one and submits it here."""
+        self._takes = set()
         self._working = asyncio.create_task(self._work(jobs, node_id, take), name="jobs")
 
     async def drain(self, grace: float) -> None:
@@ -54,13 +58,22 @@ class DistributedBackend(LocalBackend):
             working.cancel()
             with suppress(asyncio.CancelledError):
                 await working
+            if self._takes:
+                await asyncio.wait(self._takes, timeout=TAKEN_SECONDS)
 
     async def _work(self, jobs: Jobs, node_id: str, take: Take) -> None:
-        async def take_one(batch: WaitingBatch) -> None:
+        async def take_whole(batch: WaitingBatch) -> None:
             try:
                 await take(batch)
             except Exception:  # noqa: BLE001 - the batch waits on, and is looked for in any case
                 _log.exception("job_failed", batch_id=batch.batch_id)
+
+        async def take_one(batch: WaitingBatch) -> None:
+            # The engine calls its jobs off when it loses the database; a claim that is on its way is not called off.
+            task = asyncio.create_task(take_whole(batch), name=f"take {batch.batch_id}")
+            self._takes.add(task)
+            task.add_done_callback(self._takes.discard)
+            await asyncio.shield(task)
 
         pause = FIRST_PAUSE_SECONDS
         while True:

@@ -183,6 +183,11 @@ def unfinished_batches(connection: Connection, workspace_id: str | None) -> list
     return [_unfinished(row) for row in connection.execute(statement)]
 
 
+def held_batches(connection: Connection, process_id: str) -> list[UnfinishedBatch]:
+    statement = UNFINISHED.where(batches.c.process_id == process_id)
+    return [_unfinished(row) for row in connection.execute(statement)]
+
+
 def waiting_batches(connection: Connection, node_id: str, limit: int) -> list[WaitingBatch]:
     found = connection.execute(_WAITING, {"node_id": node_id, "most": limit})
     return [WaitingBatch(row.id, row.epoch) for row in found]

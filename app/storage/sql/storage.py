@@ -141,6 +141,9 @@ class SqlStorage:
     def lost_batches(self, *, stale: bool) -> list[UnfinishedBatch]:
         return self._read(membership.lost_batches, stale)
 
+    def held_batches(self, process_id: str) -> list[UnfinishedBatch]:
+        return self._read(membership.held_batches, process_id)
+
     def waiting_batches(self, node_id: str, *, limit: int) -> list[WaitingBatch]:
         return self._read(membership.waiting_batches, node_id, limit)
 
