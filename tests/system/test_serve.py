@@ -27,7 +27,10 @@ from tests.support.server import (
     eventually,
 )
 
-SLEEP = {"calls": [{"name": "bash", "arguments": {"command": "echo up; sleep 60; echo late"}}]}
+
+def sleep(mark: str) -> dict[str, Any]:
+    """Return a batch that does not end; tests that run at the same time look for processes with a mark of their own."""
+    return {"calls": [{"name": "bash", "arguments": {"command": f"echo up; sleep 60; echo late-{mark}"}}]}
 
 
 @pytest.fixture
@@ -231,7 +234,7 @@ def test_a_tier_that_is_asked_for_and_does_not_hold_stops_the_start(data_dir: Pa
 
 def test_a_stop_interrupts_what_does_not_end_and_streams_close_by_batch_end(server: ServerProcess) -> None:
     with server.client() as client:
-        path, _ = start_batch(client, SLEEP)
+        path, _ = start_batch(client, sleep("stop"))
         with event_stream(client, "GET", f"{path}/events") as (_, events):
             next(events)
             started = time.monotonic()
@@ -243,7 +246,7 @@ def test_a_stop_interrupts_what_does_not_end_and_streams_close_by_batch_end(serv
     assert rest[-1].data["status"] == "interrupted"
     assert "Traceback" not in server.log()
     assert "Task was destroyed" not in server.log()
-    assert not has_process("sleep 60; echo late")
+    assert not has_process("late-stop")
 
 
 def test_while_it_drains_nothing_new_is_taken_and_what_runs_may_end(server: ServerProcess) -> None:
@@ -269,7 +272,7 @@ def test_while_it_drains_nothing_new_is_taken_and_what_runs_may_end(server: Serv
 
 def test_a_second_signal_does_not_wait_for_what_runs(server: ServerProcess) -> None:
     with server.client() as client:
-        start_batch(client, SLEEP)
+        start_batch(client, sleep("second-signal"))
         started = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         eventually(lambda: client.get("/readyz").status_code == 503)
@@ -312,14 +315,14 @@ def test_after_a_kill_every_call_has_a_result_and_streams_go_on(data_dir: Path) 
     with ServerProcess(data_dir, {"TOOLCRIB_API_KEY": KEY}) as server:
         with server.client() as client:
             path, root = start_batch(
-                client, {"calls": [*SLEEP["calls"], {"name": "bash", "arguments": {"command": "touch second"}}]}
+                client, {"calls": [*sleep("kill")["calls"], {"name": "bash", "arguments": {"command": "touch second"}}]}
             )
             with event_stream(client, "GET", f"{path}/events") as (_, events):
                 seen = [next(events) for _ in range(2)]
             server.process.kill()
             server.process.wait(10)
         # The warden sees that its service is gone.
-        eventually(lambda: not has_process("sleep 60; echo late"))
+        eventually(lambda: not has_process("late-kill"))
         server.start()
         with server.client() as client:
             batch = client.get(path).json()
