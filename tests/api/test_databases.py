@@ -89,7 +89,8 @@ def test_a_stream_ends_when_the_database_goes_away_and_goes_on_when_it_is_back(
         with event_stream(follower, "GET", path, headers={"Last-Event-ID": str(seen[-1].id)}) as (_, events):
             seen += list(events)
         assert [event.id for event in seen] == list(range(1, len(seen) + 1))
-        assert (seen[-1].type, seen[-1].data["status"]) == ("batch_end", "completed")
+        # There are two processes: after 3.6 s without a database the command is ended.
+        assert (seen[-1].type, seen[-1].data["status"] in {"completed", "interrupted"}) == ("batch_end", True)
     told = capfd.readouterr()
     assert "answer_cut" in told.out
     assert "unhandled_error" not in told.out + told.err
