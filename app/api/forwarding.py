@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 from fastapi import FastAPI, Request
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
 from app.api.errors import problem
@@ -97,7 +98,7 @@ class Forwarding:
             if process.url is None:
                 continue
             try:
-                return _passed_on(await self._send(request, process.url))
+                return self._passed_on(await self._send(request, process.url))
             except self._not_connected as error:
                 _log.warning("process_not_reached", process_id=process.id, url=process.url, reason=str(error))
             except self._broken as error:
@@ -130,22 +131,25 @@ class Forwarding:
         )
         return await self._client.send(sent, stream=True)
 
+    def _passed_on(self, answer: "Answer") -> Response:
+        async def body() -> AsyncGenerator[bytes, None]:
+            try:
+                async for chunk in answer.aiter_raw():
+                    yield chunk
+            except self._broken as error:
+                # The connection is cut, so that nobody takes what came for the whole.
+                _log.warning("answer_broke_off", url=str(answer.url), reason=str(error))
+                raise ClientDisconnect from None
+            finally:
+                await answer.aclose()
 
-def _passed_on(answer: "Answer") -> Response:
-    async def body() -> AsyncGenerator[bytes, None]:
-        try:
-            async for chunk in answer.aiter_raw():
-                yield chunk
-        finally:
-            await answer.aclose()
-
-    response = StreamingResponse(body(), answer.status_code)
-    response.raw_headers = [
-        (name.lower(), value)
-        for name, value in answer.headers.raw
-        if name.decode("latin-1").lower() not in _HOP_BY_HOP | _OURS
-    ]
-    return response
+        response = StreamingResponse(body(), answer.status_code)
+        response.raw_headers = [
+            (name.lower(), value)
+            for name, value in answer.headers.raw
+            if name.decode("latin-1").lower() not in _HOP_BY_HOP | _OURS
+        ]
+        return response
 
 
 @asynccontextmanager

@@ -14,8 +14,8 @@ from tests.support.server import WAIT_SECONDS, ServerThread
 
 
 @contextmanager
-def breaking_off() -> Iterator[str]:
-    """Give the URL of a server that reads the beginning of each request and closes the connection."""
+def breaking_off(said: bytes = b"") -> Iterator[str]:
+    """Give the URL of a server that reads the beginning of each request, says something and closes the connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -26,6 +26,7 @@ def breaking_off() -> Iterator[str]:
                     return
                 with connection:
                     connection.recv(65536)
+                    connection.sendall(said)
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
@@ -82,3 +83,15 @@ def test_what_changes_nothing_is_asked_of_another_process_of_the_node(api: httpx
     with breaking_off() as broken, node_at(postgres_url, url, broken):
         # Which of the two is asked first is left to chance.
         assert [api.get(path).text for _ in range(16)] == ["hello"] * 16
+
+
+def test_an_answer_that_breaks_off_is_cut_for_the_client_too(
+    api: httpx2.Client, postgres_url: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = f"/v1/workspaces/{api.post('/v1/workspaces', json={}).json()['id']}/files/a.txt"
+    half = b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhello"
+    with breaking_off(half) as url, node_at(postgres_url, url, url), pytest.raises(httpx2.TransportError):
+        api.get(path)
+    told = capfd.readouterr()
+    assert "answer_broke_off" in told.out + told.err
+    assert "unhandled_error" not in told.out + told.err

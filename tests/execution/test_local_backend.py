@@ -100,6 +100,17 @@ async def serving(
         await service.drain(0)
 
 
+def recovery_of(records: Records, backend: LocalBackend, finalizer: Finalizer) -> Recovery:
+    return Recovery(
+        storage=records.storage,
+        reads=records.reads,
+        records=records.writer,
+        finalizer=finalizer,
+        backend=backend,
+        membership=records.membership,
+    )
+
+
 def request(*names: str, tool: str = "gate", **changes: Any) -> BatchRequest:
     return BatchRequest(tuple(CallRequest(f"id-{n}", tool, {"n": n}) for n in names), **changes)
 
@@ -314,14 +325,7 @@ async def test_after_a_crash_started_batches_are_interrupted_and_others_run(stor
 
         gate.open.set()
         async with serving(records, ScriptedTool("gate", gate.run)) as (backend, service, finalizer):
-            recovery = Recovery(
-                storage=storage,
-                reads=records.reads,
-                records=records.writer,
-                finalizer=finalizer,
-                backend=backend,
-                membership=records.membership,
-            )
+            recovery = recovery_of(records, backend, finalizer)
             assert await recovery.recover() == Recovered(finalized=2, requeued=1)
             done = [await service.get(item.id, owner=None, wait=60) for item in (started, waiting, unwanted)]
         assert [item.status.value for item in done] == ["interrupted", "completed", "cancelled"]
@@ -348,14 +352,7 @@ async def test_a_batch_whose_process_goes_on_after_it_was_thought_dead_is_not_ru
             return real.apply(group)
 
         async with serving(records, ScriptedTool("gate", gate.run)) as (backend, service, finalizer):
-            recovery = Recovery(
-                storage=records.storage,
-                reads=records.reads,
-                records=records.writer,
-                finalizer=finalizer,
-                backend=backend,
-                membership=records.membership,
-            )
+            recovery = recovery_of(records, backend, finalizer)
             faulty.faults.append(goes_on_just_before)
             assert await recovery.recover() == Recovered()
             assert await recovery.recover() == Recovered(finalized=1)
@@ -387,14 +384,7 @@ async def test_a_batch_that_another_process_took_over_right_after_the_claim_is_l
             return outcomes
 
         async with serving(records, ScriptedTool("gate", gate.run)) as (backend, _, finalizer):
-            recovery = Recovery(
-                storage=records.storage,
-                reads=records.reads,
-                records=records.writer,
-                finalizer=finalizer,
-                backend=backend,
-                membership=records.membership,
-            )
+            recovery = recovery_of(records, backend, finalizer)
             faulty.faults.append(is_slow_to_tell)
             assert await recovery.recover() == Recovered()
             assert not backend.is_local(batch.id)
